@@ -1,0 +1,3 @@
+from dsl.cli import main
+
+main()

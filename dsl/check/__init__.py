@@ -1,0 +1,85 @@
+"""From the syntax tree to what it means: every rule of the language that the grammar cannot say.
+
+A rule reads a draft's items, puts the values that it makes of them into the draft, and reports what is wrong. Rules
+run in the order of the tuple and go on after an error, so that one run tells everything.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from dsl import nodes
+from dsl.check import expressions, fields
+from dsl.check.dispatch import dispatches
+from dsl.check.draft import Draft
+from dsl.check.layouts import layouts
+from dsl.check.names import derived_names, param_names
+from dsl.check.params import params
+from dsl.check.resolve import Drafts, relocate, resolve
+from dsl.check.workload import workloads
+from dsl.diagnostics import SpecError
+from dsl.source import Source, Span
+from dsl.spec import Spec, SpecFile
+from dsl.syntax import parse
+
+RULES = (
+    fields.known_fields,
+    fields.required_fields,
+    fields.query,
+    fields.kv,
+    fields.family,
+    fields.dtype,
+    fields.kv_dtype,
+    fields.heads,
+    fields.head_dim,
+    layouts,
+    param_names,
+    params,
+    expressions.mask,
+    expressions.score,
+    expressions.sink,
+    expressions.scale,
+    fields.lse,
+    fields.split,
+    fields.softmax,
+    fields.targets,
+)
+
+
+def load_spec(source: Source) -> SpecFile:
+    """Parse and check a spec. Raises SpecError."""
+    return check(parse(source))
+
+
+def check(file: nodes.File) -> SpecFile:
+    """Say what a file means. Raises SpecError with everything that is wrong with it, in the order of the text."""
+    drafts = resolve(file)
+    for draft in drafts.drafts:
+        for rule in RULES:
+            rule(draft)
+    found_dispatches = dispatches(drafts)
+    found_workloads = workloads(drafts)
+    _names_of_file(drafts)
+    findings = [*file.diagnostics, *drafts.diagnostics, *relocate(drafts)]
+    if findings:
+        raise SpecError(file.source, findings)
+    specs = tuple(_spec(draft) for draft in drafts.drafts)
+    return SpecFile(file.source, specs, tuple(found_dispatches), tuple(found_workloads))
+
+
+def _names_of_file(drafts: Drafts) -> None:
+    blocks = {draft.block.name.text for draft in drafts.drafts if draft.block.name}
+    params_of_file = [param for draft in drafts.drafts for param in draft.block.params]
+    derived_names(drafts, drafts.names, blocks, params_of_file)
+
+
+def _spec(draft: Draft) -> Spec:
+    return Spec(name=draft.block.name.text, spans=MappingProxyType(_spans(draft)), **draft.values)
+
+
+def _spans(draft: Draft) -> dict[str, Span]:
+    """Where each field was written; the block's name stands for what was inherited or left out."""
+    spans = dict.fromkeys(("name", *fields.FIELDS), draft.place)
+    spans.update({name: field.value.span for name, field in draft.fields.items()})
+    spans.update({f"param {name}": param.span for name, param in draft.params.items()})
+    return {name: draft.place if name in draft.inherited else place for name, place in spans.items()}

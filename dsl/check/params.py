@@ -1,0 +1,48 @@
+"""Params: tensors and numbers that the caller passes."""
+
+from __future__ import annotations
+
+from dsl import nodes
+from dsl.check.draft import Draft
+from dsl.diagnostics import near, one_of, quote
+from dsl.spec import Param
+
+PARAM_DTYPES = ("int32", "int64", "bool", "bf16", "fp16", "fp32")
+PARAM_AXES = ("head", "kv_head", "seq", "q_token", "kv_token")
+
+
+def params(draft: Draft) -> None:
+    """All params, typed. One that is wrong is left out and its name becomes unknown."""
+    found = []
+    for name, written in draft.params.items():
+        param = _param(draft, written)
+        if param is None:
+            draft.unknown |= {name}
+        else:
+            found.append(param)
+    draft.values["params"] = tuple(found)
+
+
+def _param(draft: Draft, written: nodes.Param) -> Param | None:
+    before = len(draft.diagnostics)
+    dtype = written.dtype
+    if dtype.text not in PARAM_DTYPES:
+        advice = near(dtype.text, PARAM_DTYPES) or f"the types are {one_of(PARAM_DTYPES)}"
+        draft.error("ATTN313", dtype.span, f"a param cannot be {quote(dtype.text)}", advice)
+    axes = None if written.axes is None else tuple(_axis(draft, axis) for axis in written.axes.items)
+    if axes == ():
+        advice = f"a number is declared without brackets: `param {written.name.text} : {dtype.text}`"
+        draft.error("ATTN313", written.axes.span, "a tensor has at least one axis", advice)
+    return Param(written.name.text, dtype.text, axes) if len(draft.diagnostics) == before else None
+
+
+def _axis(draft: Draft, axis: nodes.Value) -> str | int | None:
+    if isinstance(axis, nodes.Name) and axis.text in PARAM_AXES:
+        return axis.text
+    if isinstance(axis, nodes.Number) and isinstance(axis.value, int) and axis.value > 0:
+        return axis.value
+    advice = near(axis.text, PARAM_AXES) if isinstance(axis, nodes.Name) else None
+    listing = f"the axes are {one_of(PARAM_AXES)} and whole numbers from 1"
+    what = f"a param has no axis {quote(axis.text)}" if isinstance(axis, nodes.Name) else "this is no axis of a param"
+    draft.error("ATTN313", axis.span, what, advice or listing)
+    return None

@@ -1,0 +1,113 @@
+"""Blocks by name, and what each inherits: from the file's syntax to one Draft a block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from dsl import nodes
+from dsl.check.draft import Draft, Report
+from dsl.check.names import check_name
+from dsl.diagnostics import Diagnostic, near, quote
+from dsl.source import Span
+
+
+@dataclass
+class Drafts(Report):
+    """All blocks of a file. `names` are the functions that the file defines, with the place of each name."""
+
+    file: nodes.File = field(kw_only=True)
+    drafts: list[Draft] = field(default_factory=list, kw_only=True)
+    names: dict[str, nodes.Name] = field(default_factory=dict, kw_only=True)
+
+    def draft(self, name: str) -> Draft | None:
+        return next((draft for draft in self.drafts if draft.block.name and draft.block.name.text == name), None)
+
+    def attention(self, name: nodes.Name, what: str) -> Draft | None:
+        """The attention block of that name; reports where there is none, unless its head failed to parse."""
+        found = self.draft(name.text)
+        if found is None and name.text not in self.file.broken:
+            known = [draft.block.name.text for draft in self.drafts if draft.block.name]
+            kind = "is no attention block" if name.text in self.names else "does not exist"
+            self.error("ATTN207", name.span, f"{what} {quote(name.text)} {kind}", near(name.text, known))
+        return found
+
+
+def resolve(file: nodes.File) -> Drafts:
+    """Give every attention block its own and its inherited fields and params."""
+    drafts = Drafts(file=file)
+    later = {block.name.text for block in file.blocks if isinstance(block, nodes.Attention) and block.name}
+    for block in file.blocks:
+        if isinstance(block, nodes.Workload):
+            continue
+        if block.name is not None:
+            _claim(drafts, block)
+        if isinstance(block, nodes.Attention):
+            drafts.drafts.append(_draft(drafts, block, later))
+    if not later and not file.diagnostics:
+        drafts.error("ATTN201", Span(0, 0), "the file has no attention block")
+    return drafts
+
+
+def _claim(drafts: Drafts, block: nodes.Attention | nodes.Dispatch) -> None:
+    """One name, one function."""
+    text = block.name.text
+    if text in drafts.names:
+        related = [(drafts.names[text].span, "the first one")]
+        drafts.error("ATTN206", block.name.span, f"a second block is called {quote(text)}", related=related)
+        return
+    drafts.names[text] = block.name
+    check_name(drafts, block.name, "a dispatch" if isinstance(block, nodes.Dispatch) else "a block")
+
+
+def _draft(drafts: Drafts, block: nodes.Attention, later: set[str]) -> Draft:
+    draft = Draft(block=block, unknown=block.broken, unknown_base=block.name is None)
+    base = _base(drafts, block, later) if block.base else None
+    if base is not None:
+        draft.fields.update(base.fields)
+        draft.params.update(base.params)
+        draft.unknown |= base.unknown
+        draft.unknown_base |= base.unknown_base
+    elif block.base is not None:
+        draft.unknown_base = True
+    own: dict[tuple[type, str], nodes.Field | nodes.Param] = {}
+    for item in sorted((*block.fields, *block.params), key=lambda item: item.span):
+        first = own.setdefault((type(item), item.name.text), item)
+        if first is not item:
+            what = "param" if isinstance(item, nodes.Param) else "field"
+            message = f"{what} {quote(item.name.text)} is set twice"
+            draft.error("ATTN204", item.name.span, message, related=[(first.name.span, "first set here")])
+    draft.inherited = set(draft.fields) | {f"param {name}" for name in draft.params}
+    for (kind, name), item in own.items():
+        (draft.params if kind is nodes.Param else draft.fields)[name] = item
+        draft.inherited.discard(f"param {name}" if kind is nodes.Param else name)
+    return draft
+
+
+def _base(drafts: Drafts, block: nodes.Attention, later: set[str]) -> Draft | None:
+    base = block.base
+    if drafts.draft(base.text) is None and base.text in later:
+        own = block.name is not None and block.name.text == base.text
+        message = "a block cannot be made from itself" if own else f"block {quote(base.text)} comes later in the file"
+        drafts.error("ATTN208", base.span, message, None if own else "a base comes before what is made from it")
+        return None
+    return drafts.attention(base, "base block")
+
+
+def relocate(drafts: Drafts) -> list[Diagnostic]:
+    """What was found in the blocks. A finding in an inherited item moves to the block that inherits it and notes where
+    the item stands; what the base has already been told is not said again.
+    """
+    told: set[tuple[str, Span]] = set()
+    findings: list[Diagnostic] = []
+    for draft in drafts.drafts:
+        items = {**draft.fields, **{f"param {name}": param for name, param in draft.params.items()}}
+        places = [item.span for name, item in items.items() if name in draft.inherited]
+        here = {(finding.code, finding.span) for finding in draft.diagnostics}
+        for finding in draft.diagnostics:
+            if not any(place.start <= finding.span.start and finding.span.end <= place.end for place in places):
+                findings.append(finding)
+            elif (finding.code, finding.span) not in told:
+                related = ((finding.span, "inherited from here"), *finding.related)
+                findings.append(replace(finding, span=draft.place, related=related))
+        told |= here
+    return findings

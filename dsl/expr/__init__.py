@@ -1,0 +1,1 @@
+"""Expressions of the language: the typed tree, its types, constant folding, and (later stages) its printers."""

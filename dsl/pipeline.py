@@ -1,0 +1,53 @@
+"""The road from a spec to a module's text, walked in one call: parse, check, plan, render."""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Sequence
+from pathlib import Path
+
+from dsl.emit import emit
+from dsl.source import Source
+
+_SHADOWED = frozenset({"torch", "triton"})
+
+
+class NameRefused(Exception):
+    """A spec whose name can be no module's name."""
+
+
+def module_name(spec_name: str) -> str:
+    """The name of the module that a spec file becomes. Raises NameRefused."""
+    stem = Path(spec_name).name.removesuffix(".attn")
+    if not (stem.isascii() and stem.isidentifier()) or keyword.iskeyword(stem):
+        raise NameRefused(f"{spec_name}: {stem!r} is no name for a Python module; rename the spec")
+    if stem in _SHADOWED:
+        raise NameRefused(f"{spec_name}: a module named {stem!r} would hide the library; rename the spec")
+    return stem
+
+
+def generate(source: Source, targets: Sequence[str] | None = None) -> str:
+    """The text of the generated module. Raises SpecError."""
+    from dsl.check import load_spec
+    from dsl.plan import plan_module
+    from dsl.render import render
+
+    return render(plan_module(load_spec(source), targets))
+
+
+def build(
+    spec: str | Path,
+    output: str | Path = "generated",
+    *,
+    targets: Sequence[str] | None = None,
+    force: bool = False,
+) -> Path:
+    """Write `output/<stem>.py` for a spec file, unless it stands there already, and return its path.
+
+    Raises SpecError, OSError, UnicodeDecodeError, NameRefused or EmitError.
+    """
+    path = Path(output) / f"{module_name(str(spec))}.py"
+    text = generate(Source.read(spec), targets)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    emit(text, path, force=force)
+    return path

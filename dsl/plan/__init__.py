@@ -1,0 +1,118 @@
+"""Plan: decide how each block is computed, and refuse what no plan target can.
+
+One public function, `plan_module`; what a target decides for a family stands in that family's file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import PurePath
+from types import ModuleType
+from typing import TypeVar
+
+from dsl.architecture import ARCHITECTURES, UNLISTED
+from dsl.diagnostics import Diagnostic, SpecError
+from dsl.plan import decode, prefill
+from dsl.plan.launch import decode_launch, prefill_launch
+from dsl.plan.merge import merge
+from dsl.plan.module import BlockPlan, Config, FunctionPlan, KernelPlan, LaunchPlan, MergePlan, ModulePlan
+from dsl.plan.refuse import refusals, target_refusals
+from dsl.spec import Spec, SpecFile
+
+__all__ = ["BlockPlan", "ModulePlan", "plan_module"]
+
+_KERNELS: dict[str, ModuleType] = {"decode": decode, "prefill": prefill}
+_LAUNCHES = {"decode": decode_launch, "prefill": prefill_launch}
+_TITLES = {
+    "decode": "one query token per sequence over a paged cache",
+    "prefill": "packed sequences, every query token sees its whole key sequence",
+}
+Text = TypeVar("Text", KernelPlan, LaunchPlan)
+
+
+def plan_module(file: SpecFile, targets: Sequence[str] | None = None) -> ModulePlan:
+    """Plan all blocks of a file for the given plan targets, or for all that there are.
+
+    Raises SpecError with every refusal of the file, each at the field that asks for what cannot be done.
+    """
+    found = [refusal for spec in file.attentions for refusal in (*refusals(spec), *target_refusals(spec, targets))]
+    if found:
+        raise SpecError(file.source, found)
+    kernels: list[KernelPlan] = []
+    launches: list[LaunchPlan] = []
+    blocks = {spec.name: _plan_block(spec, kernels, launches, found) for spec in file.attentions}
+    if found:
+        raise SpecError(file.source, found)
+    functions = [FunctionPlan(name, (block,), None, _title(name, (block,))) for name, block in blocks.items()]
+    for dispatch in file.dispatches:
+        members = tuple(blocks[name] for name in dispatch.blocks)
+        functions.append(FunctionPlan(dispatch.name, members, f"_{dispatch.name.upper()}", _title(dispatch.name, members)))
+    stem = PurePath(file.source.name).name.removesuffix(".attn")
+    return ModulePlan(file, stem, tuple(kernels), tuple(launches), tuple(blocks.values()), tuple(functions))
+
+
+def _title(name: str, blocks: tuple[BlockPlan, ...]) -> str:
+    spec = blocks[0].spec
+    if len(blocks) > 1:
+        return f"{_TITLES[spec.family].capitalize()}; chooses among {len(blocks)} blocks."
+    dims = str(spec.head_dim_qk) if spec.head_dim_qk == spec.head_dim_v else f"{spec.head_dim_qk}/{spec.head_dim_v}"
+    return f"{_TITLES[spec.family].capitalize()}: {spec.dtype}, heads {spec.heads}/{spec.kv_heads}, head_dim {dims}."
+
+
+def _plan_block(spec: Spec, kernels: list[KernelPlan], launches: list[LaunchPlan], found: list[Diagnostic]) -> BlockPlan:
+    family = _KERNELS[spec.family]
+    kernel, constants = family.kernel(spec, f"_{spec.family}_kernel")
+    launch = _LAUNCHES[spec.family](spec, f"_{spec.family}")
+    merging: MergePlan | None = None
+    kernel = _share(kernel, kernels)
+    if spec.family == "decode" and spec.split.kind != "none":
+        merging = merge(spec, "_merge_kernel")
+        merging = replace(merging, kernel=_share(merging.kernel, kernels))
+    configs, unfit = _fit(spec, family)
+    if not configs:
+        found.append(_too_large(spec, unfit))
+    return BlockPlan(spec, kernel, _share(launch, launches), merging, constants, configs, unfit)
+
+
+def _share(text: Text, known: list[Text]) -> Text:
+    """The equal text that is already planned, or this one under a name of its own."""
+    for other in known:
+        if other == text:
+            return other
+    taken = {other.name for other in known}
+    number = 2
+    name = text.name
+    while name in taken:
+        name, number = f"{text.name}_{number}", number + 1
+    text = replace(text, name=name)
+    known.append(text)
+    return text
+
+
+def _fit(spec: Spec, family: ModuleType) -> tuple[dict[str, Config], dict[str, int]]:
+    """The best tiles that fit each architecture, those equal to the default left out; and the bytes where none fit."""
+    chosen: dict[str, Config] = {}
+    unfit: dict[str, int] = {}
+    for chip in (UNLISTED, *ARCHITECTURES):
+        candidates = family.configs(spec, chip)
+        fitting = [config for config in candidates if config.shared_bytes <= chip.shared_bytes]
+        if fitting:
+            chosen[chip.name] = fitting[0]
+        else:
+            unfit[chip.name] = min(config.shared_bytes for config in candidates)
+    if not chosen:
+        return {}, unfit
+    default = chosen.pop(UNLISTED.name, None)
+    unfit.pop(UNLISTED.name, None)
+    smallest = default or min(chosen.values(), key=lambda config: config.shared_bytes)
+    return {"default": smallest, **{name: config for name, config in chosen.items() if config != smallest}}, unfit
+
+
+def _too_large(spec: Spec, unfit: dict[str, int]) -> Diagnostic:
+    return Diagnostic(
+        "ATTN510",
+        spec.spans["head_dim"],
+        f"the smallest tiles of {spec.dtype} with this head_dim need {min(unfit.values())} bytes of shared memory, "
+        "more than any known architecture has",
+    )

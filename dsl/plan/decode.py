@@ -1,0 +1,192 @@
+"""The portable kernel for `single x paged`: what its template prints and the tiles it runs with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dsl.architecture import Architecture
+from dsl.layout import CacheAccess, DimPiece, Tile, contiguous_slots, paged_cache
+from dsl.plan.module import Argument, Config, KernelPlan
+from dsl.plan.tiles import head_dim_pieces, next_power_of_two
+from dsl.spec import ITEMSIZE, Spec
+
+TEMPLATE = "kernels/decode.py.jinja"
+LOG2_E = 1.4426950408889634
+OUTER_STRIDES = tuple(f"stride_{tensor}_{axis}" for tensor in ("q", "out") for axis in ("seq", "head"))
+
+
+@dataclass(frozen=True, slots=True)
+class KeyDot:
+    """One dot of the query piece with a piece of the key tile; later pieces add to the scores of earlier ones."""
+
+    tile: Tile
+    carry: str
+
+    @property
+    def suffix(self) -> str:
+        return self.tile.suffix
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeKernel(KernelPlan):
+    qk_pieces: tuple[DimPiece, ...]
+    v_pieces: tuple[DimPiece, ...]
+    k: CacheAccess
+    v: CacheAccess
+    head_dim_v: str
+    split: str
+    lse: bool
+    precision: str
+    rows: str = "GROUP_TILE"
+
+    @property
+    def caches(self) -> tuple[CacheAccess, CacheAccess]:
+        return self.k, self.v
+
+    @property
+    def chunked(self) -> bool:
+        """Some cache is read in chunks of slots."""
+        return self.k.chunked or self.v.chunked
+
+    @property
+    def indices(self) -> tuple[str, ...]:
+        """The positions by which pages are looked up: of each token, of each chunk of slots, or both."""
+        used = {"chunk" if cache.chunked else "token" for cache in self.caches}
+        return tuple(name for name in ("token", "chunk") if name in used)
+
+    @property
+    def positions(self) -> tuple[tuple[str, str, str], ...]:
+        tokens = (("token_offsets", "tl.arange(0, TILE)", "[TILE]"),)
+        chunks = (
+            ("chunk_offsets", "tl.arange(0, TILE // CHUNK) * CHUNK", "[TILE // CHUNK]"),
+            ("in_chunk", "tl.arange(0, CHUNK)", "[CHUNK]"),
+        )
+        return tokens + (chunks if self.chunked else ())
+
+    @property
+    def key_dots(self) -> tuple[KeyDot, ...]:
+        return tuple(KeyDot(tile, ", scores" if number else "") for number, tile in enumerate(self.k.tiles))
+
+    @property
+    def aligned_strides(self) -> tuple[str, ...]:
+        return tuple(name for name in self.runtime_integers if name in _aligned(self.k, self.v))
+
+    @property
+    def may_split(self) -> bool:
+        return self.split != "none"
+
+    @property
+    def split_auto(self) -> bool:
+        return self.split == "auto"
+
+    @property
+    def split_fixed(self) -> bool:
+        return self.split == "fixed"
+
+    @property
+    def split_none(self) -> bool:
+        return self.split == "none"
+
+    @property
+    def needs_lse(self) -> bool:
+        return self.lse or self.may_split
+
+
+def _aligned(k: CacheAccess, v: CacheAccess) -> tuple[str, ...]:
+    return (*OUTER_STRIDES, *(name for name, _ in k.strides), *(name for name, _ in v.strides))
+
+
+def kernel(spec: Spec, name: str) -> tuple[DecodeKernel, dict[str, float]]:
+    """The kernel text of a block and the constants of the block that it is launched with."""
+    qk, v, dims = head_dim_pieces(spec.head_dim_qk, spec.head_dim_v)
+    k_access = paged_cache("k_cache", "k", spec.k_layout, qk)
+    v_access = paged_cache("v_cache", "v", spec.v_layout, v)
+    assert isinstance(spec.scale, float) and spec.block is not None
+    group_tile = _group_tile(spec)
+    constants: dict[str, float] = {
+        "SCALE_LOG2": spec.scale * LOG2_E,
+        "KV_HEADS": spec.kv_heads,
+        "GROUP": spec.group,
+        "GROUP_TILE": group_tile,
+        "HEAD_TILES": -(-spec.group // group_tile),
+        **dims,
+        "BLOCK": spec.block,
+    }
+    if spec.split.kind == "fixed":
+        assert spec.split.keys is not None
+        constants["SPLIT_KEYS"] = spec.split.keys
+    chunked = k_access.chunked or v_access.chunked
+    tile_constants = ("TILE", *(("CHUNK",) if chunked else ()), "ALIGNMENT", "INDEX")
+    splits = spec.split.kind != "none"
+    integers = (
+        *(("num_splits",) if splits else ()),
+        "table_width",
+        *("stride_table_seq", "stride_table_page", "stride_seq_lens"),
+        *_aligned(k_access, v_access),
+        *(("stride_lse_seq", "stride_lse_head") if spec.lse else ()),
+    )
+    arguments = (
+        Argument("query", "pointer", "data"),
+        *(Argument(tensor, "pointer", "cache") for tensor in ("k_cache", "v_cache")),
+        *(Argument(tensor, "pointer", "index") for tensor in ("block_tables", "seq_lens")),
+        Argument("out", "pointer", "data"),
+        *((Argument("out_lse", "pointer", "fp32"),) if spec.lse else ()),
+        *(Argument(tensor, "pointer", "fp32") for tensor in ("split_out", "split_lse") if splits),
+        *(Argument(integer, "integer", "int32") for integer in integers),
+        *(Argument(constant, "constant", "") for constant in (*constants, *tile_constants)),
+    )
+    plan = DecodeKernel(
+        name=name,
+        template=TEMPLATE,
+        arguments=arguments,
+        qk_pieces=qk,
+        v_pieces=v,
+        k=k_access,
+        v=v_access,
+        head_dim_v="HEAD_DIM" if "HEAD_DIM" in dims else "HEAD_DIM_V",
+        split=spec.split.kind,
+        lse=spec.lse,
+        precision=', input_precision="ieee"' if spec.dtype == "fp32" else "",
+    )
+    return plan, constants
+
+
+def _group_tile(spec: Spec) -> int:
+    """Query heads of one program: those that share a KV head, padded to a dot, as long as the accumulator is small."""
+    widest = max(16, 8192 // next_power_of_two(spec.head_dim_v))
+    return min(max(16, next_power_of_two(spec.group)), widest, 64)
+
+
+def _chunk(spec: Spec, tile: int) -> int:
+    assert spec.block is not None
+    runs = [
+        contiguous_slots(layout, spec.block)
+        for layout in (spec.k_layout, spec.v_layout)
+        if layout[-1].name == "slot"
+    ]
+    return min(tile, *runs) if runs else 0
+
+
+def shared_bytes(spec: Spec, constants: Mapping[str, int], num_stages: int) -> int:
+    """An upper bound on the shared memory of one block: Q, K, V and P on their way to a dot."""
+    size = ITEMSIZE[spec.dtype]
+    tile, group = constants["TILE"], _group_tile(spec)
+    qk, v, _ = head_dim_pieces(spec.head_dim_qk, spec.head_dim_v)
+    qk_dim, v_dim = sum(piece.extent for piece in qk), sum(piece.extent for piece in v)
+    return size * (max(num_stages, 1) * tile * (qk_dim + v_dim) + group * (qk_dim + tile)) + 4096
+
+
+def configs(spec: Spec, architecture: Architecture) -> tuple[Config, ...]:
+    """Candidates for one architecture, best first."""
+    dim = max(spec.head_dim_qk, spec.head_dim_v)
+    tiles = (64, 32, 16) if dim <= 128 else (32, 16)
+    if spec.dtype == "fp32":
+        tiles = (32, 16) if dim <= 128 else (16,)
+    warps = 4 if dim <= 256 else 8
+    result = []
+    for tile in tiles:
+        chunk = _chunk(spec, tile)
+        constants = {"TILE": tile, **({"CHUNK": chunk} if chunk else {})}
+        result.append(Config(constants, warps, 1, shared_bytes(spec, constants, 1)))
+    return tuple(result)

@@ -1,0 +1,191 @@
+"""The plan of one generated module: what `render` prints, flat and concrete.
+
+A *kernel* is text shared by every block that would print the same; a *launch* is the host side shared by the blocks of
+one family, layout and set of outputs; a *block* is one attention block: its numbers, its kernel and its launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dsl.spec import Spec, SpecFile
+
+Number = int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of a kernel.
+
+    `kind` is `pointer`, `integer` or `constant`. A pointer's dtype is a word of the language, or `data` and `cache` for
+    the block's own, or `index` for int32 or int64.
+    """
+
+    name: str
+    kind: str
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class KernelPlan:
+    """One kernel text. Subclasses add what their template reads; equality is equality of the text."""
+
+    name: str = field(compare=False)
+    template: str
+    arguments: tuple[Argument, ...]
+
+    @property
+    def runtime_integers(self) -> tuple[str, ...]:
+        return tuple(argument.name for argument in self.arguments if argument.kind == "integer")
+
+    @property
+    def constants(self) -> tuple[str, ...]:
+        return tuple(argument.name for argument in self.arguments if argument.kind == "constant")
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """One host side. Subclasses add what their template reads; equality is equality of the text."""
+
+    name: str = field(compare=False)
+    family: str
+    template: str
+    arguments: tuple[str, ...]
+    lse: bool
+
+    @property
+    def result_names(self) -> tuple[str, ...]:
+        return ("out", "out_lse") if self.lse else ("out",)
+
+    @property
+    def results(self) -> str:
+        return ", ".join(self.result_names)
+
+    @property
+    def results_tuple(self) -> str:
+        return "(out, out_lse)" if self.lse else "(out,)"
+
+    @property
+    def keywords(self) -> str:
+        return f"{self.results}, workspace, check"
+
+    @property
+    def returns(self) -> str:
+        return "tuple[torch.Tensor, torch.Tensor]" if self.lse else "torch.Tensor"
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The tile sizes and launch options of one kernel on one architecture, and the shared memory they need at most."""
+
+    constants: Mapping[str, int]
+    num_warps: int
+    num_stages: int
+    shared_bytes: int = field(compare=False)
+
+    @property
+    def entries(self) -> Mapping[str, int]:
+        return {**self.constants, "num_warps": self.num_warps, "num_stages": self.num_stages}
+
+
+@dataclass(frozen=True, slots=True)
+class MergePlan:
+    """The kernel that merges a block's splits, and its numbers."""
+
+    kernel: KernelPlan
+    constants: Mapping[str, int]
+    num_warps: int
+
+    @property
+    def entries(self) -> Mapping[str, int]:
+        return {**self.constants, "num_warps": self.num_warps}
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPlan:
+    """One attention block: the numbers that make a kernel text its own.
+
+    `configs` maps architectures to tiles, `default` among them for all that are not named; `unfit` maps architectures
+    that cannot run the block to the bytes of shared memory that it would need there.
+    """
+
+    spec: Spec
+    kernel: KernelPlan
+    launch: LaunchPlan
+    merge: MergePlan | None
+    constants: Mapping[str, Number]
+    configs: Mapping[str, Config]
+    unfit: Mapping[str, int]
+
+    @property
+    def record(self) -> str:
+        """The name of the block's record in the module."""
+        return f"_{self.spec.name.upper()}"
+
+    @property
+    def torch_dtype(self) -> str:
+        return {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}[self.spec.dtype]
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What a dispatch chooses by, printed in the order of the launch's key."""
+        spec = self.spec
+        numbers = [spec.heads, spec.kv_heads, spec.head_dim_qk, spec.head_dim_v]
+        if spec.block is not None:
+            numbers.append(spec.block)
+        return (self.torch_dtype, *map(str, numbers))
+
+    def config(self, architecture: str) -> Config | None:
+        """The tiles on an architecture, or None where the block does not fit."""
+        if architecture in self.unfit:
+            return None
+        return self.configs.get(architecture, self.configs["default"])
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionPlan:
+    """One public function: an attention block (no `table`) or a dispatch over `blocks` (`table` is its record)."""
+
+    name: str
+    blocks: tuple[BlockPlan, ...]
+    table: str | None
+    title: str
+
+    @property
+    def launch(self) -> LaunchPlan:
+        return self.blocks[0].launch
+
+    @property
+    def choose(self) -> str:
+        """The printed block of the tensors in scope."""
+        return f"_choose_{self.name}(*tensors)" if self.table else self.blocks[0].record
+
+    @property
+    def chooser(self) -> str:
+        """The printed function from tensors to block."""
+        return f"_choose_{self.name}" if self.table else f"lambda *tensors: {self.blocks[0].record}"
+
+
+@dataclass(frozen=True, slots=True)
+class ModulePlan:
+    """Everything that one generated file holds, in the order in which it is printed."""
+
+    file: SpecFile
+    stem: str
+    kernels: tuple[KernelPlan, ...]
+    launches: tuple[LaunchPlan, ...]
+    blocks: tuple[BlockPlan, ...]
+    functions: tuple[FunctionPlan, ...]
+
+    @property
+    def dispatches(self) -> tuple[FunctionPlan, ...]:
+        return tuple(function for function in self.functions if function.table)
+
+    @property
+    def has_lse(self) -> bool:
+        return any(launch.lse for launch in self.launches)
+
+    @property
+    def public_names(self) -> tuple[str, ...]:
+        return tuple(function.name for function in self.functions)

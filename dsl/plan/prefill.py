@@ -1,0 +1,138 @@
+"""The portable kernel for `packed x packed`: what its template prints and the tiles it runs with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dsl.architecture import Architecture
+from dsl.layout import DimPiece
+from dsl.plan.module import Argument, Config, KernelPlan
+from dsl.plan.tiles import head_dim_pieces
+from dsl.spec import ITEMSIZE, Spec
+
+SEARCH = 32
+TEMPLATE = "kernels/prefill.py.jinja"
+
+
+@dataclass(frozen=True, slots=True)
+class PieceLoad:
+    """One load of a tile of keys or values and the dot that follows it."""
+
+    suffix: str
+    size: str
+    mask: str | None
+    carry: str
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The loads of one turn of the loop over whole tiles, or of the partial tile after it."""
+
+    partial: bool
+    key_loads: tuple[PieceLoad, ...]
+    value_loads: tuple[PieceLoad, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillKernel(KernelPlan):
+    qk_pieces: tuple[DimPiece, ...]
+    v_pieces: tuple[DimPiece, ...]
+    lse: bool
+    precision: str
+    whole: Step
+    partial: Step
+    rows: str = "BLOCK_Q"
+
+    @property
+    def aligned_strides(self) -> tuple[str, ...]:
+        return STRIDES
+
+
+STRIDES = tuple(f"stride_{tensor}_{axis}" for tensor in ("q", "k", "v", "out") for axis in ("token", "head"))
+INTEGERS = ("num_seqs", "q_tokens", "kv_tokens", "search_step", "stride_cu_q", "stride_cu_k")
+
+
+def _step(partial: bool, qk: tuple[DimPiece, ...], v: tuple[DimPiece, ...]) -> Step:
+    def mask(token: str, dim: str | None) -> str | None:
+        tests = ([token] if partial else []) + ([dim] if dim else [])
+        return " & ".join(tests) or None
+
+    keys = tuple(
+        PieceLoad(
+            piece.suffix,
+            piece.size,
+            mask("live[None, :]", f"(q_dims{piece.suffix}[:, None] < {piece.live})" if piece.live else None),
+            ", scores" if number else "",
+        )
+        for number, piece in enumerate(qk)
+    )
+    values = tuple(
+        PieceLoad(
+            piece.suffix,
+            piece.size,
+            mask("live[:, None]", f"(v_dims{piece.suffix}[None, :] < {piece.live})" if piece.live else None),
+            "",
+        )
+        for piece in v
+    )
+    return Step(partial, keys, values)
+
+
+def kernel(spec: Spec, name: str) -> tuple[PrefillKernel, dict[str, float]]:
+    """The kernel text of a block and the constants of the block that it is launched with."""
+    qk, v, dims = head_dim_pieces(spec.head_dim_qk, spec.head_dim_v)
+    assert isinstance(spec.scale, float)
+    constants = {"SCALE_LOG2": spec.scale * LOG2_E, "GROUP": spec.group, **dims, "SEARCH": SEARCH}
+    integers = (*INTEGERS, *STRIDES, *(("stride_lse_head", "stride_lse_token") if spec.lse else ()))
+    arguments = (
+        *(Argument(tensor, "pointer", "data") for tensor in ("q", "k", "v")),
+        *(Argument(tensor, "pointer", "index") for tensor in ("cu_seqlens_q", "cu_seqlens_k")),
+        Argument("out", "pointer", "data"),
+        *((Argument("out_lse", "pointer", "fp32"),) if spec.lse else ()),
+        *(Argument(integer, "integer", "int32") for integer in integers),
+        *(Argument(constant, "constant", "") for constant in (*constants, "BLOCK_Q", "BLOCK_KV", "ALIGNMENT")),
+    )
+    plan = PrefillKernel(
+        name=name,
+        template=TEMPLATE,
+        arguments=arguments,
+        qk_pieces=qk,
+        v_pieces=v,
+        lse=spec.lse,
+        precision=', input_precision="ieee"' if spec.dtype == "fp32" else "",
+        whole=_step(False, qk, v),
+        partial=_step(True, qk, v),
+    )
+    return plan, constants
+
+
+def shared_bytes(spec: Spec, constants: Mapping[str, int], num_stages: int) -> int:
+    """An upper bound on the shared memory of one block: Q, the stages of K and V, and P on its way to a dot."""
+    size = ITEMSIZE[spec.dtype]
+    rows, columns = constants["BLOCK_Q"], constants["BLOCK_KV"]
+    qk, v, _ = head_dim_pieces(spec.head_dim_qk, spec.head_dim_v)
+    qk_dim, v_dim = sum(piece.extent for piece in qk), sum(piece.extent for piece in v)
+    tiles = rows * qk_dim + max(num_stages, 1) * columns * (qk_dim + v_dim) + rows * columns
+    return size * tiles + 4096
+
+
+def configs(spec: Spec, architecture: Architecture) -> tuple[Config, ...]:
+    """Candidates for one architecture, best first."""
+    dim = max(spec.head_dim_qk, spec.head_dim_v)
+    if spec.dtype == "fp32":
+        shapes = ((64, 32, 4, 1), (32, 32, 4, 1), (16, 16, 4, 1))
+    elif architecture.is_amd:
+        shapes = ((128, 64, 4, 1), (64, 64, 4, 1), (64, 32, 4, 1), (32, 32, 4, 1), (16, 16, 4, 1))
+    elif dim <= 128:
+        shapes = ((128, 64, 8, 3), (128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 1))
+    else:
+        shapes = ((128, 64, 8, 2), (64, 64, 8, 2), (64, 32, 4, 2), (64, 32, 4, 1), (32, 32, 4, 1), (16, 16, 4, 1))
+    result = []
+    for block_q, block_kv, warps, stages in shapes:
+        constants = {"BLOCK_Q": block_q, "BLOCK_KV": block_kv}
+        result.append(Config(constants, warps, stages, shared_bytes(spec, constants, stages)))
+    return tuple(result)
+
+
+LOG2_E = 1.4426950408889634

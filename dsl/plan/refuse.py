@@ -1,0 +1,58 @@
+"""What the plan targets cannot run yet, refused at the field that asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from dsl.diagnostics import Diagnostic
+from dsl.spec import Axis, Spec
+
+TARGETS = ("portable",)
+
+
+def refusals(spec: Spec) -> Iterator[Diagnostic]:
+    """Everything about a block that no plan target runs."""
+
+    def refuse(code: str, field: str, message: str, help: str | None = None) -> Diagnostic:
+        return Diagnostic(code, spec.spans[field], message, help)
+
+    if spec.family == "paged":
+        yield refuse("ATTN501", "kv", "no kernel runs packed queries over a paged cache yet", "use `query = single`")
+    if spec.family == "dense":
+        yield refuse("ATTN501", "kv", "no kernel runs batched queries yet", "use `query = packed` and `kv = packed`")
+    if spec.has_mask:
+        yield refuse("ATTN502", "mask", "no kernel applies a mask yet")
+    if spec.has_score:
+        yield refuse("ATTN503", "score", "no kernel applies a score expression yet")
+    if spec.sink is not None:
+        yield refuse("ATTN504", "sink", "no kernel counts a sink yet")
+    for param in spec.params:
+        yield refuse("ATTN505", f"param {param.name}", "no kernel reads a param yet")
+    if spec.kv_scale_axes is not None:
+        yield refuse("ATTN506", "kv_dtype", "no kernel reads a quantised cache yet", f"use `kv_dtype = {spec.dtype}`")
+    elif spec.kv_dtype != spec.dtype:
+        yield refuse("ATTN506", "kv_dtype", "no kernel mixes two dtypes yet", f"use `kv_dtype = {spec.dtype}`")
+    if spec.shared_kv:
+        yield refuse("ATTN507", "v_cache", "no kernel reads values from the rows of k_cache yet")
+    if spec.family == "prefill" and spec.split.kind == "fixed":
+        yield refuse("ATTN508", "split", "the packed kernel does not split keys", "use `split = auto` or `split = none`")
+    for field, layout in (("q", spec.q_layout), ("out", spec.out_layout)):
+        if layout[-1] != Axis("dim"):
+            yield refuse("ATTN509", field, f"no kernel reads {field} with a last axis other than dim yet")
+    if spec.family == "prefill":
+        for field, layout in (("k", spec.k_layout), ("v", spec.v_layout)):
+            if layout[-1] != Axis("dim") or Axis("kv_head") not in layout:
+                yield refuse("ATTN509", field, f"no kernel reads packed {field} in this layout yet")
+
+
+def target_refusals(spec: Spec, targets: Sequence[str] | None) -> Iterator[Diagnostic]:
+    """The targets that the spec asks for, or the caller's, and that do not exist."""
+    if spec.targets is not None and not set(spec.targets) & set(TARGETS):
+        yield Diagnostic(
+            "ATTN511",
+            spec.spans["targets"],
+            f"no plan target {' or '.join(spec.targets)} for this attention",
+            f"known targets: {', '.join(TARGETS)}",
+        )
+    elif targets is not None and spec.targets is not None and not set(targets) & set(spec.targets):
+        yield Diagnostic("ATTN511", spec.spans["targets"], f"the spec leaves out the target {' or '.join(targets)}")

@@ -1,0 +1,109 @@
+"""Which batches are tried: lengths at the edges of blocks and tiles, and traps that share one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dsl.spec import Case, Spec, Workload
+
+Scale = Literal["small", "large"]
+"""`small` batches take seconds in the interpreter; `large` ones and whole workloads are for a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adversity:
+    """What is wrong with a batch apart from its lengths.
+
+    `poison`: NaN in every slot that no query may see, in unused pages and in rows of no sequence; garbage in table
+    entries past the length; permuted pages, one of them shared; lengths below 0 and past the table.
+    `views`: tensors are slices of wider buffers (`aligned` to 16 bytes, or `odd`), and `out` is the caller's.
+    `logits`: the typical size of a score. `room`: how many keys a table's row or a dense tensor can hold at least.
+    """
+
+    poison: bool = False
+    views: Literal["none", "aligned", "odd"] = "none"
+    logits: float | None = None
+    room: int = 0
+
+    def __str__(self) -> str:
+        parts = {
+            "poison": self.poison,
+            f"{self.views} views": self.views != "none",
+            f"logits near {self.logits}": self.logits is not None,
+            f"room for {self.room} keys": self.room > 0,
+        }
+        return ", ".join(words for words, holds in parts.items() if holds) or "none"
+
+
+PLAIN = Adversity()
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One batch of one block."""
+
+    name: str
+    case: Case
+    adversity: Adversity
+
+
+def trials(spec: Spec, workloads: Sequence[Workload], scale: Scale) -> tuple[Trial, ...]:
+    """The batches that a block is verified on, simplest first."""
+    edges, few = _lengths(spec, scale)
+    room = 4096 if scale == "small" else 65536
+    adverse = [
+        Trial("lengths", edges, Adversity(poison=True, views="aligned")),
+        Trial("logits", few, Adversity(views="odd", logits=150.0)),
+    ]
+    if spec.kv == "paged":
+        adverse.append(Trial("splits", _splits(spec, scale), Adversity(poison=True, room=room)))
+    return (*_workload_trials(spec, workloads, scale), *adverse)
+
+
+def _lengths(spec: Spec, scale: Scale) -> tuple[Case, Case]:
+    """A batch with every edge, and a short one: (query length, KV length) of each sequence."""
+    block = spec.block or 16
+    long = max(133, 2 * block + 3) if scale == "small" else 4099
+    around = sorted({0, 1, block - 1, block, block + 1, long, _round_up(long + 1, block)})
+    if spec.family == "decode":
+        return _case([(1, length) for length in around]), _case([(1, block + 3), (1, long)])
+    if spec.family == "dense":
+        queries = 33 if scale == "small" else 300
+        return (
+            _case([(queries, length) for length in (0, 1, queries, 70, long)]),
+            _case([(queries, queries)] * 2),
+        )
+    queries = 67 if scale == "small" else 1030
+    more = [(0, 7), (1, 1), (5, 3), (3, 0), (15, 40), (1, long), (queries, long), (queries, queries), (0, 0)]
+    edges = more if spec.family == "prefill" else [*more, *((2, length) for length in around[1:])]
+    return _case(edges), _case([(9, block + 3), (queries, queries + 3)])
+
+
+def _splits(spec: Spec, scale: Scale) -> Case:
+    """Few sequences of very different lengths, where a plan would cut the keys into parts."""
+    long = 700 if scale == "small" else 50_001
+    pairs = [(1, 1), (1, 0), (1, long)] if scale == "small" else [(1, 1), (1, 0), (1, 8192), (1, long)]
+    return _case(pairs)
+
+
+def _workload_trials(spec: Spec, workloads: Sequence[Workload], scale: Scale) -> list[Trial]:
+    cases = [case for workload in workloads if workload.block == spec.name for case in workload.cases]
+    if scale == "small":
+        shrunk = dict.fromkeys(_shrink(case) for case in cases)
+        cases = list(shrunk)[:1] or [_lengths(spec, scale)[1]]
+    return [Trial(f"workload {place}", case, PLAIN) for place, case in enumerate(cases)]
+
+
+def _shrink(case: Case) -> Case:
+    pairs = list(zip(case.q_lens, case.kv_lens, strict=True))[:4]
+    return _case([(min(q_len, 70), min(kv_len, 130)) for q_len, kv_len in pairs])
+
+
+def _case(pairs: Sequence[tuple[int, int]]) -> Case:
+    return Case(tuple(q_len for q_len, _ in pairs), tuple(kv_len for _, kv_len in pairs))
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

@@ -1,0 +1,113 @@
+"""Verify spec files: build each one's module, run it in a process of its own, and collect what it says."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+from dsl.pipeline import build, module_name
+from dsl.verify.report import Report, Row
+
+Device = Literal["auto", "cpu", "cuda"]
+
+_NOT_RUN_ON_CPU = (
+    "kernels on a GPU: this machine has none, so portable kernels ran in Triton's interpreter",
+    "workloads at full size: their batches were cut down for the interpreter",
+)
+
+
+def verify_files(
+    paths: Sequence[str | Path],
+    *,
+    device: Device = "auto",
+    output_dir: str | Path | None = None,
+    progress: Callable[[Row], None] | None = None,
+    only: Collection[str] | None = None,
+) -> Report:
+    """Verify every function of some spec files against the oracle.
+
+    A mismatch or a crash is a row of the report, not an exception. `output_dir` is a folder of generated modules to
+    verify as they stand; without it they are built afresh. `only` names the blocks and dispatches that are wanted.
+    Raises what `dsl.pipeline.build` raises.
+    """
+    where = _find_device() if device == "auto" else device
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        modules = [
+            build(path, Path(folder) / str(place))
+            if output_dir is None
+            else Path(output_dir) / f"{module_name(str(path))}.py"
+            for place, path in enumerate(paths)
+        ]
+        for path, module in zip(paths, modules, strict=True):
+            for row in _verify_file(path, module, where, only):
+                rows.append(row)
+                if progress is not None:
+                    progress(row)
+    is_cpu = where == "cpu"
+    return Report("cpu (Triton's interpreter)" if is_cpu else where, tuple(rows), _NOT_RUN_ON_CPU if is_cpu else ())
+
+
+def _find_device() -> Literal["cpu", "cuda"]:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _verify_file(path: str | Path, module: Path, device: str, only: Collection[str] | None) -> Iterator[Row]:
+    """Rows as the worker finds them, and one more if it dies."""
+    request = {
+        "spec": str(path),
+        "module": str(module),
+        "device": device,
+        "only": None if only is None else list(only),
+    }
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "dsl.verify.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=_environment(device),
+            encoding="utf-8",
+            errors="replace",
+        )
+        assert worker.stdin is not None and worker.stdout is not None
+        try:
+            with contextlib.suppress(BrokenPipeError), worker.stdin:
+                worker.stdin.write(json.dumps(request))
+            last = "the start"
+            for line in worker.stdout:
+                _, separator, record = line.partition("\x1e")
+                if separator:
+                    row = Row(**json.loads(record))
+                    last = f"{row.function}, {row.case}"
+                    yield row
+            status = worker.wait()
+        finally:
+            worker.kill()
+            worker.wait()
+        if status != 0:
+            errors.seek(0)
+            lines = [line for line in errors.read().splitlines() if line.strip()]
+            problem = f"the process ended with status {status} after {last}: {lines[-1] if lines else 'no message'}"
+            yield Row(str(path), module.stem, "", "", "", passed=False, seconds=0.0, problem=problem)
+
+
+def _environment(device: str) -> dict[str, str]:
+    """The interpreter's switch is read when Triton is imported, so it must stand before the process starts."""
+    environment = dict(os.environ)
+    environment.pop("TRITON_INTERPRET", None)
+    if device == "cpu":
+        environment["TRITON_INTERPRET"] = "1"
+    package_root = str(Path(__file__).resolve().parents[2])
+    present = environment.get("PYTHONPATH")
+    environment["PYTHONPATH"] = f"{present}{os.pathsep}{package_root}" if present else package_root
+    return environment

@@ -1,0 +1,55 @@
+"""Triton's interpreter, repaired: in every version at hand, dots and casts give what a GPU gives."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+OTHER_VERSIONS = sorted(str(path) for path in ROOT.glob(".triton*") if (path / "triton").is_dir())
+"""Folders beside the project, each with another version of Triton."""
+
+
+@cache
+def probe(folder: str) -> dict:
+    """What tests/interpreter_probe.py computes with the Triton in `folder`, or with the installed one."""
+    path = os.pathsep.join(part for part in (folder, str(ROOT), os.environ.get("PYTHONPATH", "")) if part)
+    environment = {**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-W", "error::DeprecationWarning", str(ROOT / "tests" / "interpreter_probe.py")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+versions = pytest.mark.parametrize("folder", ["", *OTHER_VERSIONS], ids=lambda folder: Path(folder).name or "installed")
+
+
+@versions
+def test_dots_of_16_bit_types_are_exact(folder: str) -> None:
+    errors = probe(folder)["dot"]
+    for dtype in ("bf16", "fp16"):
+        for precision in ("ieee", "tf32", "tf32x3"):
+            assert errors[f"{dtype} {precision}"] < 1e-6
+
+
+@versions
+def test_fp32_dots_honour_their_precision(folder: str) -> None:
+    errors = probe(folder)["dot"]
+    assert errors["fp32 ieee"] < 1e-6 and errors["fp32 tf32x3"] < 1e-6
+    assert 1e-4 < errors["fp32 tf32"] < 5e-3
+
+
+@versions
+def test_casts_round_as_pytorch_does(folder: str) -> None:
+    assert set(probe(folder)["cast"].values()) == {0}
+
+
+@versions
+def test_bf16_arithmetic(folder: str) -> None:
+    assert probe(folder)["product"] == 0
