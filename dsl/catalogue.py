@@ -23,23 +23,24 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "ATTN102": Entry(
         "a character that means nothing",
-        "Outside of comments a spec is written in ASCII: names, numbers, brackets and a few signs. Quotes, semicolons\n"
-        "and the signs `&`, `|`, `!` have no meaning; the operators on conditions are `and`, `or`, `not`.",
+        "Outside of comments a spec is written in ASCII: names, numbers, brackets and a few signs. Quotes,\n"
+        "semicolons and the signs `&`, `|`, `!` have no meaning; the operators on conditions are `and`, `or`,\n"
+        "`not`.",
     ),
     "ATTN103": Entry(
         "a malformed number",
-        "A number is digits, perhaps a point with digits on both sides, perhaps an exponent: `30`, `0.5`, `1e-6`.\n"
-        "No letter, point or underscore may touch it.",
+        "A number is digits, perhaps a point with digits on both sides, perhaps an exponent: `30`, `0.5`,\n"
+        "`1e-6`. No letter, point or underscore may touch it.",
     ),
     "ATTN104": Entry(
         "something else was expected here",
-        "The text up to the mark is fine and cannot go on like this. Outside brackets, `name =` starts the next field,\n"
-        "whether or not a line ends.",
+        "The text up to the mark is fine and cannot go on like this. Outside brackets, `name =` starts the\n"
+        "next field, whether or not a line ends.",
     ),
     "ATTN105": Entry(
         "an unfinished field, param or block head",
-        "The text ends, or the next field begins, before this one is complete. Newlines mean nothing, so what is\n"
-        "missing is missing where the mark stands, not on the next line. `==` compares; `=` sets a field.",
+        "The text ends, or the next field begins, before this one is complete. Newlines mean nothing, so what\n"
+        "is missing is missing where the mark stands, not on the next line. `==` compares; `=` sets a field.",
     ),
     "ATTN106": Entry(
         "a block without its closing brace",
@@ -47,13 +48,15 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "ATTN107": Entry(
         "something that stands outside of its block",
-        "A file is a row of `attention`, `dispatch` and `workload` blocks. Fields stand in the braces of an attention or\n"
-        "workload block, params in those of an attention block, and nothing stands between the blocks.",
+        "A file is a row of `attention`, `dispatch` and `workload` blocks. Fields stand in the braces of an\n"
+        "attention or workload block, params in those of an attention block, and nothing stands between the\n"
+        "blocks.",
     ),
     "ATTN108": Entry(
         "an expression that is nested too deep",
-        "Brackets, minus signs and `not` may stand inside one another 100 deep, and an expression may have 200\n"
-        "operators on the way from its outside to any name in it. Pass a tensor param instead of a long formula.",
+        "Brackets, minus signs and `not` may stand inside one another 100 deep, and an expression may have\n"
+        "200 operators on the way from its outside to any name in it. Pass a tensor param instead of a long\n"
+        "formula.",
     ),
     "ATTN109": Entry(
         "a number that is too large",
@@ -61,11 +64,12 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "ATTN110": Entry(
         "a file that is too long",
-        "A spec has at most 50,000 words and signs, comments not counted. Split it into several files.",
+        "A spec has at most 20,000 words and signs, comments not counted. Split it into several files.",
     ),
     "ATTN201": Entry(
         "a file without an attention block",
-        "A file becomes a module of functions, one for each `attention` and `dispatch` block, so it needs one at least:\n\n"
+        "A file becomes a module of functions, one for each `attention` and `dispatch` block, so it needs one\n"
+        "at least:\n\n"
         "    attention name {\n"
         "        query    = packed\n"
         "        kv       = packed\n"
@@ -76,29 +80,29 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "ATTN202": Entry(
         "a name that cannot be used",
-        "Names become names of Python functions and arguments. They are ASCII letters, digits and underscores, at most\n"
-        "64 of them, start with a letter, and are no keyword of Python.",
+        "Names become names of Python functions and arguments. They are ASCII letters, digits and\n"
+        "underscores, at most 64 of them, start with a letter, and are no keyword of Python.",
     ),
     "ATTN203": Entry(
         "an unknown field",
-        "There is no field of that name. The fields of an attention block are query, kv, dtype, kv_dtype, heads,\n"
-        "head_dim, q, k, v, out, k_cache, v_cache, mask, score, sink, scale, lse, split, softmax and targets; those of a\n"
-        "workload are seqs, q_len and kv_len.",
+        "There is no field of that name. The fields of an attention block are query, kv, dtype, kv_dtype,\n"
+        "heads, head_dim, q, k, v, out, k_cache, v_cache, mask, score, sink, scale, lse, split, softmax and\n"
+        "targets; those of a workload are seqs, q_len and kv_len.",
     ),
     "ATTN204": Entry(
         "a field or param that is set twice",
-        "Each field and each param is set at most once in a block. A block made `from` another one may set the fields of\n"
-        "its base anew.",
+        "Each field and each param is set at most once in a block. A block made `from` another one may set\n"
+        "the fields of its base anew.",
     ),
     "ATTN205": Entry(
         "a missing field",
-        "An attention block needs query, kv, dtype, heads and head_dim, its own or inherited. A workload needs kv_len\n"
-        "where the query is single, and q_len otherwise.",
+        "An attention block needs query, kv, dtype, heads and head_dim, its own or inherited. A workload\n"
+        "needs kv_len where the query is single, and q_len otherwise.",
     ),
     "ATTN206": Entry(
         "a name that is taken",
-        "Attention and dispatch blocks become functions of one module, so no two have one name; and an attention block\n"
-        "has at most one workload.",
+        "Attention and dispatch blocks become functions of one module, so no two have one name; and an\n"
+        "attention block has at most one workload.",
     ),
     "ATTN207": Entry(
         "a block that does not exist",
@@ -106,26 +110,27 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "ATTN208": Entry(
         "a base that comes too late",
-        "`attention derived from base` takes over the fields and params of a block that comes earlier in the file.",
+        "`attention derived from base` takes over the fields and params of a block that comes earlier in the\nfile.",
     ),
     "ATTN209": Entry(
         "a name that the generated module needs",
-        "The module uses this name for a library, a helper, or a part of one of its functions. Choose another one.",
+        "The module uses this name for a library, a helper, or a part of one of its functions. Choose another\none.",
     ),
     "ATTN210": Entry(
         "a param whose name has a meaning",
-        "A param is a name in expressions and an argument of the launcher, so it cannot be called like a name or\n"
-        "function of expressions (`q`, `score`, `exp`, ...) or like another argument (`out`, `workspace`, ...).",
+        "A param is a name in expressions and an argument of the launcher, so it cannot be called like a name\n"
+        "or function of expressions (`q`, `score`, `exp`, ...) or like another argument (`out`, `workspace`,\n"
+        "...).",
     ),
     "ATTN211": Entry(
         "blocks of a dispatch that are not called alike",
-        "The blocks of a dispatch answer one call, so they agree in the kinds of query and kv, in layouts, params, the\n"
-        "axes of scales, and `lse`.",
+        "The blocks of a dispatch answer one call, so they agree in the kinds of query and kv, in layouts,\n"
+        "params, the axes of scales, and `lse`.",
     ),
     "ATTN212": Entry(
         "blocks of a dispatch that cannot be told apart",
-        "A dispatch chooses by dtype, kv_dtype, heads, head_dim and block size. No two of its blocks have all of them\n"
-        "equal.",
+        "A dispatch chooses by dtype, kv_dtype, heads, head_dim and block size. No two of its blocks have all\n"
+        "of them equal.",
     ),
     "ATTN213": Entry(
         "a malformed list of blocks",
@@ -133,8 +138,8 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "ATTN214": Entry(
         "kinds of query and kv that do not go together",
-        "single goes with paged (decode), packed with packed (prefill of packed sequences) or with paged (chunked\n"
-        "prefill, mixed batches), batched with batched (dense tensors).",
+        "single goes with paged (decode), packed with packed (prefill of packed sequences) or with paged\n"
+        "(chunked prefill, mixed batches), batched with batched (dense tensors).",
     ),
     "ATTN301": Entry(
         "a value of the wrong kind",
@@ -146,33 +151,33 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "ATTN303": Entry(
         "head counts that do not go together",
-        "`heads = H / KV` means that each of the KV heads serves H / KV query heads, so H is a multiple of KV and both\n"
-        "are at least 1.",
+        "`heads = H / KV` means that each of the KV heads serves H / KV query heads, so H is a multiple of KV\n"
+        "and both are at least 1.",
     ),
     "ATTN304": Entry(
         "a head size that cannot be used",
-        "Head sizes are multiples of 8 from 8 to 576. `head_dim = DQK / DV` gives V and the output another size than\n"
-        "queries and keys.",
+        "Head sizes are multiples of 8 from 8 to 576. `head_dim = DQK / DV` gives V and the output another\n"
+        "size than queries and keys.",
     ),
     "ATTN305": Entry(
         "a kv_dtype that does not fit",
-        "Keys and values have the query's dtype, or one of the quantised types fp8_e4m3, fp8_e4m3fnuz, fp8_e5m2 and\n"
-        "int8. Quantised ones have scales: one for K and one for V, or tensors of the axes after `per`, which are\n"
-        "[kv_head], [seq, kv_head] or, for a paged cache, [block, slot, kv_head].",
+        "Keys and values have the query's dtype, or one of the quantised types fp8_e4m3, fp8_e4m3fnuz,\n"
+        "fp8_e5m2 and int8. Quantised ones have scales: one for K and one for V, or tensors of the axes after\n"
+        "`per`, which are [kv_head], [seq, kv_head] or, for a paged cache, [block, slot, kv_head].",
     ),
     "ATTN306": Entry(
         "a layout of a tensor that does not exist",
-        "Paged caches are called k_cache and v_cache, other keys and values k and v; every kind has q and out.",
+        "Paged caches are called k_cache and v_cache, other keys and values k and v; every kind has q and\nout.",
     ),
     "ATTN307": Entry(
         "wrong axes in a layout",
-        "A layout names each axis of the tensor once, slowest first. A cache has the axes block, slot, kv_head and dim,\n"
-        "where kv_head may be left out if there is one KV head.",
+        "A layout names each axis of the tensor once, slowest first. A cache has the axes block, slot,\n"
+        "kv_head and dim, where kv_head may be left out if there is one KV head.",
     ),
     "ATTN308": Entry(
         "an axis that is split wrongly",
-        "`dim` or `slot` of a cache may be split into an outer and an inner part, `dim/8` and `dim%8`: both parts, the\n"
-        "same number, and one that divides the axis.",
+        "`dim` or `slot` of a cache may be split into an outer and an inner part, `dim/8` and `dim%8`: both\n"
+        "parts, the same number, and one that divides the axis.",
     ),
     "ATTN309": Entry(
         "a last axis that cannot be contiguous",
@@ -180,7 +185,8 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "ATTN310": Entry(
         "a V that does not fit into K's rows",
-        "`v_cache = k_cache` means that V is the first DV elements of K's rows, so `head_dim = DQK / DV` has DV <= DQK.",
+        "`v_cache = k_cache` means that V is the first DV elements of K's rows, so `head_dim = DQK / DV` has\n"
+        "DV <= DQK.",
     ),
     "ATTN311": Entry(
         "a split that cannot be done",
@@ -192,13 +198,14 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "ATTN313": Entry(
         "a param of a wrong type or with wrong axes",
-        "`param name : type` declares a number, `param name[axes] : type` a tensor. Types are int32, int64, bool, bf16,\n"
-        "fp16 and fp32; axes are head, kv_head, seq, q_token, kv_token and whole numbers.",
+        "`param name : type` declares a number, `param name[axes] : type` a tensor. Types are int32, int64,\n"
+        "bool, bf16, fp16 and fp32; axes are head, kv_head, seq, q_token, kv_token and whole numbers.",
     ),
     "ATTN314": Entry(
         "wrong shapes in a workload",
-        "seqs, q_len and kv_len are each one number or a list of cases. Lists have equal length. In a list of lengths an\n"
-        "inner list gives each sequence its own: `kv_len = [128, [1, 2, 3]]` is a case of one sequence and one of three.",
+        "seqs, q_len and kv_len are each one number or a list of cases. Lists have equal length. In a list of\n"
+        "lengths an inner list gives each sequence its own: `kv_len = [128, [1, 2, 3]]` is a case of one\n"
+        "sequence and one of three.",
     ),
     "ATTN315": Entry(
         "an option that is no positive number",
@@ -206,27 +213,28 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "ATTN401": Entry(
         "an unknown name in an expression",
-        "Expressions know q, kv, h, kv_head, b, q_token, kv_token, q_len, kv_len, score, causal, true, false, and the\n"
-        "block's params.",
+        "Expressions know q, kv, h, kv_head, b, q_token, kv_token, q_len, kv_len, score, causal, true, false,\n"
+        "and the block's params.",
     ),
     "ATTN402": Entry(
         "a name that may not be used in this field",
-        "A mask decides which keys are seen, before there is a score, so it cannot use `score`. A sink belongs to a row,\n"
-        "not to a key: it may use h, b and params. A scale is a constant or a param.",
+        "A mask decides which keys are seen, before there is a score, so it cannot use `score`. A sink\n"
+        "belongs to a row, not to a key: it may use h, b and params. A scale is a constant or a param.",
     ),
     "ATTN403": Entry(
         "types that do not go together",
-        "Expressions are made of integers, floats and conditions. Arithmetic takes numbers, `//` and `%` take integers,\n"
-        "`and`, `or`, `not` take conditions. Integers become floats where they meet one; nothing else is converted.",
+        "Expressions are made of integers, floats and conditions. Arithmetic takes numbers, `//` and `%` take\n"
+        "integers, `and`, `or`, `not` take conditions. Integers become floats where they meet one; nothing\n"
+        "else is converted.",
     ),
     "ATTN404": Entry(
         "an expression of the wrong type",
-        "A mask is a condition; score and sink are numbers; a scale is a constant, or a param that is a number.",
+        "A mask is a condition; score and sink are numbers; a scale is a constant, or a param that is a\nnumber.",
     ),
     "ATTN405": Entry(
         "an unknown function",
-        "The functions are softcap, alibi, min, max, abs, exp, log, tanh, sqrt and where. Tensors are indexed with square\n"
-        "brackets.",
+        "The functions are softcap, alibi, min, max, abs, exp, log, tanh, sqrt and where. Tensors are indexed\n"
+        "with square brackets.",
     ),
     "ATTN406": Entry(
         "wrong arguments of a function",
@@ -235,13 +243,13 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "ATTN407": Entry(
         "a param that is indexed wrongly",
-        "A tensor param is used with one index for each of its axes: `sinks[h]`. A param that is a number is used by its\n"
-        "name alone.",
+        "A tensor param is used with one index for each of its axes: `sinks[h]`. A param that is a number is\n"
+        "used by its name alone.",
     ),
     "ATTN408": Entry(
         "a constant without a value",
-        "This part of the expression is a constant that divides by zero, does not fit into 32 bits, or lies outside of\n"
-        "what the function is defined for.",
+        "This part of the expression is a constant that divides by zero, does not fit into 32 bits, or lies\n"
+        "outside of what the function is defined for.",
     ),
     "ATTN409": Entry(
         "something that is no expression",

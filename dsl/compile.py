@@ -1,4 +1,4 @@
-"""Compile: what a kernel becomes on a chip, told without that chip: registers, spills, shared memory, code.
+"""Compile: what the kernels of a module become on a chip, told without that chip.
 
 Everything that differs between the versions of Triton on this path stands here.
 """
@@ -8,12 +8,34 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from dsl.architecture import Architecture
+from dsl.load import load
+from dsl.plan.module import BlockPlan, KernelPlan, ModulePlan
+from dsl.spec import ITEMSIZE
+
+# Triton's words for what stands in memory.
+TYPES: Mapping[str, str] = MappingProxyType(
+    {
+        "bf16": "bf16",
+        "fp16": "fp16",
+        "fp32": "fp32",
+        "fp8_e4m3": "fp8e4nv",
+        "fp8_e4m3fnuz": "fp8e4b8",
+        "fp8_e5m2": "fp8e5",
+        "int8": "i8",
+        "int32": "i32",
+        "int64": "i64",
+        "bool": "i1",
+        "index": "i32",
+    }
+)
 
 
 class CompileError(Exception):
@@ -21,69 +43,161 @@ class CompileError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class CompiledKernel:
-    """One kernel as one chip would run it.
+class Launch:
+    """One way in which a module launches one of its kernels.
 
-    `spill_bytes` is what one thread keeps in local memory for want of registers; `code` is PTX or GCN assembly.
+    `variant` names the block and what sets this launch apart; `planned_shared_bytes` is the plan's upper bound, None
+    where the plan gives none; `aligned` tells whether all pointers are multiples of 16 bytes.
     """
 
-    name: str
-    architecture: Architecture
+    kernel: KernelPlan
+    variant: str
+    types: Mapping[str, str]
+    constants: Mapping[str, object]
+    aligned: bool
+    options: Mapping[str, object]
+    planned_shared_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """One kernel as one chip runs it. `spill_bytes` is what a thread keeps in memory for want of registers."""
+
     registers: int
     spill_bytes: int
     shared_bytes: int
     code: str = field(repr=False)
 
+
+@dataclass(frozen=True, slots=True)
+class CompiledKernel:
+    """What became of one launch."""
+
+    launch: Launch
+    architecture: Architecture
+    compiled: Compiled
+
     @property
     def fits(self) -> bool:
-        return self.shared_bytes <= self.architecture.shared_bytes
+        return self.compiled.shared_bytes <= self.architecture.shared_bytes
+
+    @property
+    def within_plan(self) -> bool:
+        planned = self.launch.planned_shared_bytes
+        return planned is None or self.compiled.shared_bytes <= planned
+
+
+def compile_module(
+    plan: ModulePlan, path: str | Path, architecture: Architecture, *, all_variants: bool = False
+) -> list[CompiledKernel]:
+    """Compile what the module at `path` launches on a chip, block by block. Raises LoadError or CompileError.
+
+    Blocks that the plan refuses on that chip are left out. `all_variants` adds the kernels for tensors that are not
+    aligned and for caches that need 64-bit addresses.
+    """
+    module = load(path)
+    result = []
+    for launch in launches(plan, architecture, all_variants):
+        function = getattr(module, launch.kernel.name)
+        pointers = [argument.name for argument in launch.kernel.arguments if argument.kind == "pointer"]
+        try:
+            compiled = compile_function(
+                function,
+                launch.types,
+                launch.constants,
+                pointers if launch.aligned else (),
+                architecture,
+                {**launch.options, "enable_fp_fusion": True},
+            )
+        except CompileError as error:
+            raise CompileError(f"{launch.kernel.name}, {launch.variant}, {architecture.name}: {error}") from error
+        result.append(CompiledKernel(launch, architecture, compiled))
+    return result
+
+
+def launches(plan: ModulePlan, architecture: Architecture, all_variants: bool = False) -> Iterator[Launch]:
+    for block in plan.blocks:
+        config = block.config(architecture.name)
+        if config is None:
+            continue
+        options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+        types = _types(block, block.kernel)
+        for variant, chosen in _choices(block, all_variants):
+            constants = {**block.constants, **config.constants, **chosen}
+            aligned = chosen["ALIGNMENT"] != 1
+            yield Launch(block.kernel, variant, types, constants, aligned, options, config.shared_bytes)
+        if merge := block.merge:
+            types, options = _types(block, merge.kernel), {"num_warps": merge.num_warps}
+            yield Launch(merge.kernel, block.spec.name, types, merge.constants, True, options, None)
+
+
+def _types(block: BlockPlan, kernel: KernelPlan) -> dict[str, str]:
+    """Triton's word for the type of each argument that is no constant."""
+    words = {**TYPES, "data": TYPES[block.spec.dtype], "cache": TYPES[block.spec.kv_dtype]}
+    return {
+        argument.name: "*" * (argument.kind == "pointer") + words[argument.dtype]
+        for argument in kernel.arguments
+        if argument.kind != "constant"
+    }
+
+
+def _choices(block: BlockPlan, all_variants: bool) -> Iterator[tuple[str, dict[str, object]]]:
+    """The constants that a launcher chooses by looking at its tensors, the fast choice first."""
+    import triton.language as tl
+
+    choices: dict[str, tuple[tuple[str, object], ...]] = {
+        "ALIGNMENT": (("", 16 // ITEMSIZE[block.spec.kv_dtype]), (" unaligned", 1))
+    }
+    if "INDEX" in block.kernel.constants:
+        choices["INDEX"] = (("", tl.int32), (" 64-bit", tl.int64))
+    for values in product(*(options if all_variants else options[:1] for options in choices.values())):
+        variant = block.spec.name + "".join(label for label, _ in values)
+        yield variant, {name: value for name, (_, value) in zip(choices, values, strict=True)}
 
 
 def compile_function(
     function: Any,
-    signature: Mapping[str, str],
-    constexprs: Mapping[str, object],
+    types: Mapping[str, str],
+    constants: Mapping[str, object],
     aligned: Collection[str],
     architecture: Architecture,
     options: Mapping[str, object],
-) -> CompiledKernel:
+) -> Compiled:
     """Compile one `@triton.jit` function. Raises CompileError.
 
-    `signature` maps every argument that is no constexpr to Triton's word for its type (`*bf16`, `i32`); `aligned`
-    names those whose pointers or values are multiples of 16; `options` are launch options such as `num_warps`.
+    `types` maps every argument that is no constant to Triton's word (`*bf16`, `i32`); `aligned` names those whose
+    pointers or values are multiples of 16; `options` are options of a launch, such as `num_warps`.
     """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    name = function.__name__
     if not isinstance(function, triton.JITFunction):
-        raise CompileError(f"{name}: not compilable: it was imported under Triton's interpreter, or is no kernel")
+        raise CompileError("no kernel, or imported under Triton's interpreter")
     arguments = function.arg_names
-    unknown = [argument for argument in arguments if argument not in signature and argument not in constexprs]
-    if unknown:
-        raise CompileError(f"{name}: no type for {', '.join(unknown)}")
-    types = {argument: signature.get(argument, "constexpr") for argument in arguments}
-    divisibility = {(arguments.index(argument),): [["tt.divisibility", 16]] for argument in aligned}
+    if unknown := [argument for argument in arguments if argument not in types and argument not in constants]:
+        raise CompileError(f"neither type nor value is known for {', '.join(unknown)}")
+    source = ASTSource(
+        function,
+        {argument: types.get(argument, "constexpr") for argument in arguments},
+        {argument: constants[argument] for argument in arguments if argument not in types},
+        {(arguments.index(argument),): [["tt.divisibility", 16]] for argument in aligned},
+    )
     chip = architecture.name if architecture.is_amd else int(architecture.name.removeprefix("sm"))
+    target = GPUTarget(architecture.backend, chip, architecture.warp_size)
     try:
-        compiled = triton.compile(
-            ASTSource(function, types, dict(constexprs), divisibility),
-            target=GPUTarget(architecture.backend, chip, architecture.warp_size),
-            options=dict(options),
-        )
+        kernel = triton.compile(source, target=target, options=dict(options))
     except Exception as error:
-        raise CompileError(f"{name} for {architecture.name}: {type(error).__name__}: {error}") from error
+        raise CompileError(f"{type(error).__name__}: {error}") from error
+    shared_bytes = kernel.metadata.shared
     if architecture.is_amd:
-        code = compiled.asm["amdgcn"]
-        registers, spill_bytes = _assembly_number(code, "vgpr_count"), _assembly_number(code, "private_segment_fixed_size")
-    else:
-        code = compiled.asm["ptx"]
-        registers, spill_bytes = _cubin_usage(compiled.asm["cubin"])
-    return CompiledKernel(name, architecture, registers, spill_bytes, compiled.metadata.shared, code)
+        assembly = kernel.asm["amdgcn"]
+        registers, spill_bytes = (_number(assembly, key) for key in ("vgpr_count", "private_segment_fixed_size"))
+        return Compiled(registers, spill_bytes, shared_bytes, assembly)
+    return Compiled(*_cubin_usage(kernel.asm["cubin"]), shared_bytes, kernel.asm["ptx"])
 
 
-def _assembly_number(assembly: str, key: str) -> int:
+def _number(assembly: str, key: str) -> int:
     """A number from the metadata at the end of a GCN listing."""
     found = re.search(rf"^\s*\.{key}:\s*(\d+)", assembly, re.MULTILINE)
     if found is None:
@@ -92,7 +206,7 @@ def _assembly_number(assembly: str, key: str) -> int:
 
 
 def _cubin_usage(cubin: bytes) -> tuple[int, int]:
-    """Registers a thread, and its stack in bytes: a Triton kernel calls nothing, so all of its stack is spilt."""
+    """Registers of a thread, and its stack in bytes: a kernel of Triton calls nothing, so all of it is spilt values."""
     import triton.backends.nvidia
 
     tool = Path(triton.backends.nvidia.__path__[0]) / "bin" / "cuobjdump"
@@ -102,5 +216,5 @@ def _cubin_usage(cubin: bytes) -> tuple[int, int]:
         run = subprocess.run([tool, "--dump-resource-usage", file], capture_output=True, text=True)
     found = re.search(r"REG:(\d+) STACK:(\d+)", run.stdout)
     if found is None:
-        raise CompileError(f"cuobjdump does not tell the kernel's registers: {run.stderr.strip()}")
+        raise CompileError(f"cuobjdump tells no registers: {run.stderr.strip()}")
     return int(found[1]), int(found[2])

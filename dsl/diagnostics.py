@@ -21,6 +21,20 @@ SCHEMA = "attnspec.diagnostics/1"
 _LONGEST_WORD = 64
 _WIDEST_LINE = 120
 _TAB = "    "
+_SYNONYMS = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "float32": "fp32",
+    "float": "fp32",
+    "fp8": "fp8_e4m3",
+    "int": "int32",
+    "long": "int64",
+    "batch": "seq",
+    "token": "q_token",
+    "k": "kv",
+    "head_idx": "h",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +78,22 @@ def one_of(words: Sequence[str]) -> str:
     return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} or {quoted[-1]}"
 
 
-def near(name: str, known: Iterable[str]) -> str | None:
-    """`did you mean ...?` for a name that nobody knows."""
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that an unknown one is likely to stand for."""
+    words = list(known)
+    if _SYNONYMS.get(name) in words:
+        return _SYNONYMS[name]
     if len(name) > _LONGEST_WORD:
         return None
     import difflib
 
-    match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"did you mean {quote(match[0])}?" if match else None
+    return next(iter(difflib.get_close_matches(name, words, n=1, cutoff=0.6)), None)
+
+
+def near(name: str, known: Iterable[str]) -> str | None:
+    """`did you mean ...?` for a name that nobody knows."""
+    match = nearest(name, known)
+    return f"did you mean {quote(match)}?" if match else None
 
 
 def render(source: Source, diagnostics: Iterable[Diagnostic], form: Form = "human", color: bool = False) -> str:
@@ -160,12 +182,13 @@ def _excerpt(source: Source, span: Span, gutter: int, arrow: str, note: str, sty
     marks = ("^" if style == "error" else "-") * width
     label = f" {note}" if note else ""
     bar, margin = paint("place", "|"), " " * gutter
-    return (
-        f"{margin}{paint('place', arrow)} {_printable(source.name)}:{line}:{column}\n"
-        f"{margin} {bar}\n"
-        f"{paint('place', f'{line:>{gutter}} |')} {shown}".rstrip() + "\n"
-        f"{margin} {bar} {' ' * before}{paint(style, marks + label)}\n"
+    rows = (
+        f"{margin}{paint('place', arrow)} {_printable(source.name)}:{line}:{column}",
+        f"{margin} {bar}",
+        f"{paint('place', f'{line:>{gutter}} |')} {shown}".rstrip(),
+        f"{margin} {bar} {' ' * before}{paint(style, marks + label)}",
     )
+    return "\n".join(rows) + "\n"
 
 
 def _window(line: str, start: int, length: int) -> tuple[str, int, int]:

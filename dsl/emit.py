@@ -69,6 +69,9 @@ def replace_file(path: Path, text: str) -> None:
         if path.exists():
             temporary.chmod(path.stat().st_mode & 0o7777)
         os.replace(temporary, path)
+    except OSError as error:
+        error.filename = os.fspath(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from lark import Lark, Token
 from lark.lexer import BasicLexer, LexerThread
 
-MOST_TOKENS = 50_000
+MOST_TOKENS = 20_000
 
 HEADS = ("ATTENTION", "WORKLOAD")
 OPENING = ("LPAR", "LSQB")

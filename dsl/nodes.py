@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from dsl.diagnostics import Diagnostic
 from dsl.source import Source, Span
 
-
 _NOWHERE = Span(0, 0)
 
 

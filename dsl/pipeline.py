@@ -6,6 +6,7 @@ import keyword
 from collections.abc import Sequence
 from pathlib import Path
 
+from dsl.diagnostics import not_utf8
 from dsl.emit import emit
 from dsl.source import Source
 
@@ -26,6 +27,19 @@ def module_name(spec_name: str) -> str:
     return stem
 
 
+def read_source(path: str | Path) -> Source:
+    """Read a spec file. Raises OSError, or SpecError where the file is not UTF-8."""
+    return decode_source(str(path), Path(path).read_bytes())
+
+
+def decode_source(name: str, data: bytes) -> Source:
+    """A spec from its bytes. Raises SpecError."""
+    try:
+        return Source.from_bytes(name, data)
+    except UnicodeDecodeError as error:
+        raise not_utf8(name, data, error) from error
+
+
 def generate(source: Source, targets: Sequence[str] | None = None) -> str:
     """The text of the generated module. Raises SpecError."""
     from dsl.check import load_spec
@@ -44,10 +58,11 @@ def build(
 ) -> Path:
     """Write `output/<stem>.py` for a spec file, unless it stands there already, and return its path.
 
-    Raises SpecError, OSError, UnicodeDecodeError, NameRefused or EmitError.
+    Raises SpecError, OSError, NameRefused or EmitError.
     """
-    path = Path(output) / f"{module_name(str(spec))}.py"
-    text = generate(Source.read(spec), targets)
+    source = read_source(spec)
+    path = Path(output) / f"{module_name(source.name)}.py"
+    text = generate(source, targets)
     path.parent.mkdir(parents=True, exist_ok=True)
     emit(text, path, force=force)
     return path

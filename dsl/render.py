@@ -27,9 +27,7 @@ class _Loader(jinja2.FileSystemLoader):
 
     _CONTROL_LINE = re.compile(r"^[ \t]*#% (.*)$", re.MULTILINE)
 
-    def get_source(
-        self, environment: jinja2.Environment, template: str
-    ) -> tuple[str, str, Callable[[], bool]]:
+    def get_source(self, environment: jinja2.Environment, template: str) -> tuple[str, str, Callable[[], bool]]:
         source, filename, uptodate = super().get_source(environment, template)
         return self._CONTROL_LINE.sub(r"{% \1 %}", source), filename, uptodate
 

@@ -7,6 +7,7 @@ from functools import lru_cache
 from itertools import islice
 
 from lark import Lark, Token, UnexpectedToken
+from lark.parsers.lalr_interactive_parser import InteractiveParser
 
 from dsl import wording
 from dsl.diagnostics import Diagnostic
@@ -42,15 +43,19 @@ LARGEST_FLOAT = (2 - 2**-23) * 2.0**127
 
 def parse(source: Source) -> File:
     """Parse a spec. Never raises: what cannot be parsed is in the result's `diagnostics`."""
-    lark = _parser()
-    tokens = list(islice(tokenize(lark, source.text), MOST_TOKENS + 1))
+    tokens = tokens_of(source)
     if len(tokens) > MOST_TOKENS:
         return File((), source, (wording.too_many_tokens(span_of(tokens[-1]), MOST_TOKENS),))
-    assembly = _Assembly(lark)
+    assembly = _Assembly(_parser())
     for item in cut(tokens):
         assembly.add(item)
     assembly.end(tokens)
     return File(tuple(assembly.blocks), source, tuple(assembly.diagnostics), frozenset(assembly.broken))
+
+
+def tokens_of(source: Source) -> list[Token]:
+    """The tokens of a spec; one more than it may have where it has too many."""
+    return list(islice(tokenize(_parser(), source.text), MOST_TOKENS + 1))
 
 
 def span_of(token: Token) -> Span:
@@ -93,6 +98,7 @@ class _Assembly:
         self.broken: set[str] = set()
         self.open: _Open | None = None
         self.stray = False
+        self.accepted: dict[tuple, set[str]] = {}
 
     def add(self, item: list[Token]) -> None:
         kind = item[0].type
@@ -172,31 +178,38 @@ class _Assembly:
         self.open = None
 
     def _parse(self, start: str, item: list[Token]):
+        """The node of an item, or None and a diagnostic."""
         try:
-            return _parse_item(self.lark, start, item)
+            return self._feed(start, item)
         except _Refusal as refusal:
             self.diagnostics.append(refusal.diagnostic)
             return None
 
+    def _feed(self, start: str, item: list[Token]):
+        parser = self.lark.parse_interactive(start=start)
+        nesting = _Nesting()
+        for position, token in enumerate(item):
+            _readable(token)
+            nesting.count(token)
+            try:
+                parser.feed_token(token)
+            except UnexpectedToken:
+                raise _Refusal(wording.unexpected(start, item, position, self._accepts(parser))) from None
+        try:
+            return parser.feed_eof(item[-1])
+        except UnexpectedToken:
+            raise _Refusal(wording.unfinished(start, item, self._accepts(parser))) from None
+
+    def _accepts(self, parser: InteractiveParser) -> set[str]:
+        """The terminals that may follow; to find them is slow, and one mistake is often made many times."""
+        key = tuple(parser.parser_state.state_stack)
+        if key not in self.accepted:
+            self.accepted[key] = parser.accepts()
+        return self.accepted[key]
+
 
 def _names(item: list[Token]) -> set[str]:
     return {str(token) for token in item if token.type == "NAME"}
-
-
-def _parse_item(lark: Lark, start: str, item: list[Token]):
-    parser = lark.parse_interactive(start=start)
-    nesting = _Nesting()
-    for position, token in enumerate(item):
-        _readable(token)
-        nesting.count(token)
-        try:
-            parser.feed_token(token)
-        except UnexpectedToken:
-            raise _Refusal(wording.unexpected(start, item, position, parser.accepts())) from None
-    try:
-        return parser.feed_eof(item[-1])
-    except UnexpectedToken:
-        raise _Refusal(wording.unfinished(start, item, parser.accepts())) from None
 
 
 def _readable(token: Token) -> None:

@@ -100,12 +100,11 @@ def unfinished(start: str, item: list[Token], accepts: set[str]) -> Diagnostic:
     last = item[-1]
     place = Span(last.end_pos, last.end_pos)
     owner = _owner(start, item)
-    message = f"{owner} is unfinished: expected {_expected(accepts)} after {_found(last)}"
+    if start == "field" and len(item) == 1:
+        return Diagnostic("ATTN105", place, f"expected `=` after {_found(last)}")
     if start == "field" and len(item) == 2:
-        message = f"{owner} is missing"
-    elif start == "field" and len(item) == 1:
-        message = f"expected `=` after {_found(last)}"
-    return Diagnostic("ATTN105", place, message)
+        return Diagnostic("ATTN105", place, f"{owner} is missing", "`=` sets a field; to compare, write `==`")
+    return Diagnostic("ATTN105", place, f"{owner} is unfinished: expected {_expected(accepts)} after {_found(last)}")
 
 
 def strange_character(token: Token) -> Diagnostic:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dsl import nodes
 from dsl.check.draft import Draft
 from dsl.check.resolve import Drafts
-from dsl.diagnostics import near, one_of, quote
+from dsl.diagnostics import quote
 from dsl.spec import FAMILIES, Dispatch
 
 _KEY = ("dtype", "kv_dtype", "heads", "kv_heads", "head_dim_qk", "head_dim_v", "block")
@@ -39,18 +39,17 @@ def _dispatch(drafts: Drafts, block: nodes.Dispatch) -> Dispatch:
     if not block.blocks.items:
         drafts.error("ATTN213", block.blocks.span, "a dispatch lists at least one block")
     listed = list(members.values())
-    for position, (name, draft) in enumerate(listed[1:], 1):
-        _alike(drafts, name, draft, *listed[0])
-        _differs(drafts, name, draft, listed[:position])
+    alike = [member for member in listed if _alike(drafts, *member, *listed[0])]
+    _differ(drafts, alike)
     spans = {"name": block.name.span, **{name: item.span for name, (item, _) in members.items()}}
     return Dispatch(block.name.text, tuple(members), spans)
 
 
-def _alike(drafts: Drafts, name: nodes.Name, draft: Draft, first_name: nodes.Name, first: Draft) -> None:
-    """The caller passes the same arguments, whichever block is chosen."""
+def _alike(drafts: Drafts, name: nodes.Name, draft: Draft, first_name: nodes.Name, first: Draft) -> bool:
+    """Whether the caller passes the same arguments, whichever block is chosen."""
     kinds, first_kinds = draft.get("query", "kv"), first.get("query", "kv")
     if kinds is None or first_kinds is None:
-        return
+        return False
     differences = [
         what
         for what, fields in _ALIKE.items()
@@ -62,14 +61,18 @@ def _alike(drafts: Drafts, name: nodes.Name, draft: Draft, first_name: nodes.Nam
         message = f"{quote(name.text)} differs from {quote(first_name.text)} in {', '.join(differences)}"
         related = [(first_name.span, "the block that it differs from")]
         drafts.error("ATTN211", name.span, message, "the blocks of a dispatch are called alike", related)
+    return not differences
 
 
-def _differs(drafts: Drafts, name: nodes.Name, draft: Draft, others: list[tuple[nodes.Name, Draft]]) -> None:
+def _differ(drafts: Drafts, listed: list[tuple[nodes.Name, Draft]]) -> None:
     """No two blocks answer the same call."""
-    key = draft.get(*_KEY)
-    for other_name, other in others:
-        if key is not None and key == other.get(*_KEY):
-            message = f"{quote(name.text)} and {quote(other_name.text)} answer the same calls"
+    keys: dict[tuple, nodes.Name] = {}
+    for name, draft in listed:
+        key = draft.get(*_KEY)
+        if key is None:
+            continue
+        other = keys.setdefault(tuple(key), name)
+        if other is not name:
+            message = f"{quote(name.text)} and {quote(other.text)} answer the same calls"
             advice = "the blocks of a dispatch differ in dtype, kv_dtype, heads, head_dim or block size"
-            drafts.error("ATTN212", name.span, message, advice, [(other_name.span, "the other block")])
-            return
+            drafts.error("ATTN212", name.span, message, advice, [(other.span, "the other block")])

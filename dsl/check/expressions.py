@@ -6,7 +6,7 @@ import math
 
 from dsl import nodes
 from dsl.check.draft import Draft
-from dsl.diagnostics import near, one_of, quote
+from dsl.diagnostics import quote
 from dsl.expr.tree import Constant, Expression, Name
 from dsl.expr.types import param_type, type_expression
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dsl import nodes
 from dsl.check.draft import Draft
-from dsl.diagnostics import near, one_of, quote
+from dsl.diagnostics import near, nearest, one_of, quote
 from dsl.spec import FAMILIES, Split
 
 FIELDS = (
@@ -61,8 +61,16 @@ _BELONGS = {
 def known_fields(draft: Draft) -> None:
     for name, field in draft.fields.items():
         if name not in FIELDS:
-            advice = _BELONGS.get(name) or near(name, FIELDS)
+            advice = _advice(name)
             draft.error("ATTN203", field.name.span, f"there is no field {quote(name)}", advice)
+
+
+def _advice(name: str) -> str | None:
+    """What to write instead of an unknown field."""
+    if name in _BELONGS:
+        return _BELONGS[name]
+    match = nearest(name, (*FIELDS, *_BELONGS))
+    return _BELONGS.get(match) or near(name, FIELDS)
 
 
 def required_fields(draft: Draft) -> None:
@@ -121,7 +129,7 @@ def kv_dtype(draft: Draft) -> None:
         draft.error("ATTN305", axes.span, f"{quote(name.text)} takes no scales", f"with scales: {one_of(QUANTISED)}")
     elif "dtype" in draft.values and name.text != draft.values["dtype"]:
         other = draft.values["dtype"]
-        message = f"a {name.text} cache does not go with `dtype = {other}`"
+        message = f"`kv_dtype = {name.text}` does not go with `dtype = {other}`"
         draft.error("ATTN305", name.span, message, f"write `{other}`, or one of {one_of(QUANTISED)}")
     else:
         draft.values.update(kv_dtype=name.text, kv_scale_axes=None)

@@ -24,7 +24,7 @@ DEFAULT_AXES: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "dense": {"q": _DENSE_QUERY, "k": _DENSE_KV, "v": _DENSE_KV, "out": _DENSE_QUERY},
     }
 )
-_SPEC_FIELDS = {
+SPEC_FIELDS = {
     "q": "q_layout",
     "k": "k_layout",
     "v": "v_layout",
@@ -42,18 +42,18 @@ def layouts(draft: Draft) -> None:
         return
     tensors = DEFAULT_AXES[FAMILIES[kinds[0], kinds[1]]]
     for name, field in draft.fields.items():
-        if name in _SPEC_FIELDS and name not in tensors:
+        if name in SPEC_FIELDS and name not in tensors:
             message = f"a {kinds[0]} query over {kinds[1]} keys and values has no tensor {quote(name)}"
             draft.error("ATTN306", field.name.span, message, f"its tensors are {one_of(tuple(tensors))}")
     for tensor, axes in tensors.items():
         value = draft.value(tensor)
         if value is None:
             if draft.is_missing(tensor):
-                draft.values[_SPEC_FIELDS[tensor]] = tuple(Axis(axis) for axis in axes)
+                draft.values[SPEC_FIELDS[tensor]] = tuple(Axis(axis) for axis in axes)
         elif isinstance(value, nodes.List):
             layout = _layout(draft, tensor, value, axes)
             if layout is not None:
-                draft.values[_SPEC_FIELDS[tensor]] = layout
+                draft.values[SPEC_FIELDS[tensor]] = layout
         elif not (tensor == "v_cache" and isinstance(value, nodes.Name) and value.text == "k_cache"):
             advice = f"write `{tensor} = [{', '.join(axes)}]`"
             draft.error("ATTN301", value.span, f"{quote(tensor)} takes a list of axes", advice)

@@ -10,7 +10,7 @@ import keyword
 
 from dsl import nodes
 from dsl.check.draft import Draft, Report
-from dsl.diagnostics import near, one_of, quote
+from dsl.diagnostics import quote
 from dsl.expr.scope import ALIASES, BUILT_INS, CONSTANTS, FUNCTIONS
 from dsl.spec import ARGUMENTS
 
@@ -39,7 +39,7 @@ def check_name(report: Report, name: nodes.Name, what: str) -> bool:
         report.error("ATTN202", name.span, f"{quote(text)} is no name for {what}: {flaw}")
         return False
     if text in MODULE_NAMES or text in _BUILTINS:
-        report.error("ATTN209", name.span, f"{quote(text)} is needed by the generated module", f"rename {what}")
+        report.error("ATTN209", name.span, f"{quote(text)} is needed by the generated module", "choose another name")
         return False
     return True
 
@@ -61,9 +61,9 @@ def param_names(draft: Draft) -> None:
         if not check_name(draft, param.name, "a param"):
             continue
         if name in _EXPRESSION_NAMES:
-            draft.error("ATTN210", param.name.span, f"{quote(name)} has a meaning in expressions", "rename the param")
+            draft.error("ATTN210", param.name.span, f"{quote(name)} has a meaning in expressions", "choose another name")
         elif name in LAUNCHER_ARGUMENTS:
-            draft.error("ATTN210", param.name.span, f"{quote(name)} is an argument of the launcher", "rename the param")
+            draft.error("ATTN210", param.name.span, f"{quote(name)} is an argument of the launcher", "choose another name")
 
 
 def derived_names(report: Report, names: dict[str, nodes.Name], blocks: set[str], params: list[nodes.Param]) -> None:

@@ -42,7 +42,7 @@ def _axis(draft: Draft, axis: nodes.Value) -> str | int | None:
     if isinstance(axis, nodes.Number) and isinstance(axis.value, int) and axis.value > 0:
         return axis.value
     advice = near(axis.text, PARAM_AXES) if isinstance(axis, nodes.Name) else None
-    listing = f"the axes are {one_of(PARAM_AXES)} and whole numbers from 1"
+    listing = f"the axes are {', '.join(PARAM_AXES)} and whole numbers from 1"
     what = f"a param has no axis {quote(axis.text)}" if isinstance(axis, nodes.Name) else "this is no axis of a param"
     draft.error("ATTN313", axis.span, what, advice or listing)
     return None

@@ -17,18 +17,24 @@ class Drafts(Report):
 
     file: nodes.File = field(kw_only=True)
     drafts: list[Draft] = field(default_factory=list, kw_only=True)
+    by_name: dict[str, Draft] = field(default_factory=dict, kw_only=True)
     names: dict[str, nodes.Name] = field(default_factory=dict, kw_only=True)
 
     def draft(self, name: str) -> Draft | None:
-        return next((draft for draft in self.drafts if draft.block.name and draft.block.name.text == name), None)
+        return self.by_name.get(name)
+
+    def add(self, draft: Draft) -> None:
+        """The first of several blocks with one name is the one that the name means."""
+        self.drafts.append(draft)
+        if draft.block.name is not None:
+            self.by_name.setdefault(draft.block.name.text, draft)
 
     def attention(self, name: nodes.Name, what: str) -> Draft | None:
         """The attention block of that name; reports where there is none, unless its head failed to parse."""
         found = self.draft(name.text)
         if found is None and name.text not in self.file.broken:
-            known = [draft.block.name.text for draft in self.drafts if draft.block.name]
             kind = "is no attention block" if name.text in self.names else "does not exist"
-            self.error("ATTN207", name.span, f"{what} {quote(name.text)} {kind}", near(name.text, known))
+            self.error("ATTN207", name.span, f"{what} {quote(name.text)} {kind}", near(name.text, self.by_name))
         return found
 
 
@@ -42,7 +48,7 @@ def resolve(file: nodes.File) -> Drafts:
         if block.name is not None:
             _claim(drafts, block)
         if isinstance(block, nodes.Attention):
-            drafts.drafts.append(_draft(drafts, block, later))
+            drafts.add(_draft(drafts, block, later))
     if not later and not file.diagnostics:
         drafts.error("ATTN201", Span(0, 0), "the file has no attention block")
     return drafts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dsl import nodes
 from dsl.check.draft import Draft
 from dsl.check.resolve import Drafts
-from dsl.diagnostics import near, one_of, quote
+from dsl.diagnostics import near, quote
 from dsl.spec import Case, Workload
 
 FIELDS = ("seqs", "q_len", "kv_len")

@@ -30,16 +30,17 @@ class Builder:
     targets: tuple[str, ...] | None
     dry: bool
     force: bool
-    stdin_name: str | None
+    stdin_name: str
     owners: dict[str, str] = field(default_factory=dict)
 
     def build(self, spec: str) -> Built:
-        stem = module_name(self.stdin_name if spec == "-" and self.stdin_name else spec)
+        source = read_spec(spec, self.stdin_name)
+        stem = module_name(source.name)
         owner = self.owners.setdefault(stem, spec)
         if owner != spec:
             raise NameRefused(f"{spec}: would overwrite the module of {owner}; rename one of the two")
         path = self.output / f"{stem}.py"
-        text = generate(read_spec(spec, f"{stem}.attn"), self.targets)
+        text = generate(source, self.targets)
         if self.dry:
             diff = compare(text, path)
             return Built(path, "unchanged" if diff is None else "differs", diff)
@@ -68,10 +69,16 @@ def build(
     as_json: bool,
     name: str | None,
 ) -> None:
-    """Write DIR/<stem>.py for every SPEC; `-` reads one from stdin and needs --name."""
+    """Write the module of every SPEC.
+
+    SPEC is a file, or `-` for stdin, which needs --name; its module is DIR/<stem>.py.
+    """
     if ("-" in specs) != (name is not None):
         raise click.UsageError("a spec on stdin (`-`) and --name go together")
-    builder = Builder(Path(output), targets or None, check or show_diff, force, name)
+    _known(targets)
+    builder = Builder(
+        Path(output), targets or None, check or show_diff, force, f"{(name or '').removesuffix('.attn')}.attn"
+    )
     worst = Exit.YES
     records: list[dict[str, object]] = []
     for spec in specs:
@@ -93,3 +100,12 @@ def build(
     if as_json:
         json_result("build", files=records)
     context.exit(worst)
+
+
+def _known(targets: tuple[str, ...]) -> None:
+    if not targets:
+        return
+    from dsl.plan.refuse import TARGETS
+
+    if unknown := [target for target in targets if target not in TARGETS]:
+        raise click.UsageError(f"unknown target {', '.join(unknown)}; known are {', '.join(TARGETS)}")

@@ -9,6 +9,7 @@ import click
 from dsl.cli.console import json_result, note, result, wants_color
 from dsl.cli.exits import Exit
 from dsl.cli.outcome import attempt, read_spec, rendered
+from dsl.diagnostics import Form
 
 
 def _planned(spec: str) -> object:
@@ -30,8 +31,11 @@ def _planned(spec: str) -> object:
 )
 @click.option("--json", "form", flag_value="json", help="The same as --format json.")
 @click.pass_context
-def check(context: click.Context, specs: tuple[str, ...], form: str) -> None:
-    """Check every SPEC, and that every plan target it asks for can run it; `-` reads stdin."""
+def check(context: click.Context, specs: tuple[str, ...], form: Form) -> None:
+    """Report what is wrong with every SPEC.
+
+    What no plan target could compute is reported too. `-` reads stdin.
+    """
     worst = Exit.YES
     records: list[dict[str, object]] = []
     for spec in specs:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import click
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def result(text: str) -> None:
@@ -30,6 +33,17 @@ def wants_color(stream: TextIO | None) -> bool:
     return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
+def table(rows: Table, color: bool) -> str:
+    """A table of rich as text, as wide as the terminal, or as it needs to be where there is none."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else 160
+    console = Console(width=width, force_terminal=color, no_color=not color, highlight=False)
+    with console.capture() as capture:
+        console.print(rows)
+    return capture.get()
+
+
 def colored_diff(diff: str) -> str:
     if not wants_color(sys.stdout):
         return diff
@@ -37,7 +51,6 @@ def colored_diff(diff: str) -> str:
 
 
 def _colored_diff_line(line: str) -> str:
-    for prefix, style in (("---", {"bold": True}), ("+++", {"bold": True}), ("@@", {"fg": "cyan"})):
-        if line.startswith(prefix):
-            return click.style(line, **style)
-    return click.style(line, fg={"+": "green", "-": "red"}.get(line[:1]))
+    if line.startswith(("---", "+++")):
+        return click.style(line, bold=True)
+    return click.style(line, fg={"@": "cyan", "+": "green", "-": "red"}.get(line[:1]))

@@ -5,24 +5,36 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Iterator, Mapping
 
 import click
 
 import dsl
 from dsl.cli.console import note
 from dsl.cli.exits import Exit
+from dsl.header import CODEGEN
 
 COMMANDS = ("build", "check", "fmt", "verify", "explain", "bench", "doctor")
 
 
-class Commands(click.Group):
+class LazyCommands(Mapping[str, click.Command]):
+    """Each command from the file of its name, imported at the first look."""
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name not in COMMANDS:
+            raise KeyError(name)
+        return getattr(importlib.import_module(f"dsl.cli.{name}"), name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+class Group(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        return getattr(importlib.import_module(f"dsl.cli.{cmd_name}"), cmd_name)
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -38,23 +50,31 @@ class Commands(click.Group):
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(Exit.COULD_NOT_ASK)
-        except OSError as error:
-            note(f"error: {error}")
-            ctx.exit(Exit.COULD_NOT_ASK)
         except Exception as error:
             if os.environ.get("ATTNSPEC_TRACEBACK"):
                 raise
-            note(f"error: {type(error).__name__}: {error}")
-            note("this is a fault of attnspec, not of its input; with ATTNSPEC_TRACEBACK=1 it shows where")
+            note(f"error: {_describe(error)}")
             ctx.exit(Exit.COULD_NOT_ASK)
 
 
+def _describe(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return str(error)
+    if isinstance(error, ModuleNotFoundError) and error.name in ("numpy", "torch", "triton"):
+        return f"this needs {error.name}: pip install 'attnspec[torch,triton]'"
+    return (
+        f"{type(error).__name__}: {error}\n"
+        "this is a fault of attnspec, not of its input; ATTNSPEC_TRACEBACK=1 shows where it lies"
+    )
+
+
 @click.group(
-    cls=Commands,
+    cls=Group,
+    commands=LazyCommands(),
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit status: 0 yes, 1 the answer is no, 2 the question could not be asked.",
 )
-@click.version_option(dsl.__version__, prog_name="attnspec")
+@click.version_option(dsl.__version__, prog_name="attnspec", message=f"%(prog)s %(version)s, codegen {CODEGEN}")
 def group() -> None:
     """Compile `.attn` specs of attention to readable Triton modules."""
 

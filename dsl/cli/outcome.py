@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from dsl.cli.console import note, wants_color
 from dsl.cli.exits import Exit
-from dsl.diagnostics import Diagnostic, SpecError
+from dsl.diagnostics import Form, SpecError, record, render
 from dsl.emit import EmitError
 from dsl.load import LoadError
-from dsl.pipeline import NameRefused
+from dsl.pipeline import NameRefused, decode_source, read_source
 from dsl.source import Source
 
 Value = TypeVar("Value")
@@ -38,7 +38,7 @@ class Outcome(Generic[Value]):
         fields: dict[str, object] = {}
         if self.refusal is not None:
             source = self.refusal.source
-            fields["diagnostics"] = [diagnostic_fields(source, finding) for finding in self.refusal.diagnostics]
+            fields["diagnostics"] = [record(source, finding) for finding in self.refusal.diagnostics]
         if self.error is not None:
             fields["error"] = self.error
         return fields
@@ -50,8 +50,6 @@ def attempt(path: str, work: Callable[[str], Value]) -> Outcome[Value]:
         return Outcome(Exit.YES, work(path))
     except SpecError as refusal:
         return Outcome(Exit.NO, refusal=refusal)
-    except UnicodeDecodeError as error:
-        return Outcome(Exit.COULD_NOT_ASK, error=f"{path}: not UTF-8: byte {error.start} cannot be decoded")
     except OSError as error:
         place = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else path
         return Outcome(Exit.COULD_NOT_ASK, error=f"{place}: {(error.strerror or str(error)).lower()}")
@@ -59,28 +57,14 @@ def attempt(path: str, work: Callable[[str], Value]) -> Outcome[Value]:
         return Outcome(Exit.COULD_NOT_ASK, error=str(error))
 
 
-def read_spec(path: str, stdin_name: str | None = None) -> Source:
-    """Read a spec file, or stdin for `-`. Raises OSError or UnicodeDecodeError."""
-    if path != "-":
-        return Source.read(path)
-    return Source.from_bytes(stdin_name or "<stdin>", sys.stdin.buffer.read())
+def gravest(outcomes: Iterable[Outcome[Value]]) -> Exit:
+    return max((outcome.exit for outcome in outcomes), default=Exit.YES)
 
 
-def rendered(refusal: SpecError, form: str, color: bool) -> str:
-    from dsl.diagnostics import render
+def read_spec(path: str, stdin_name: str = "<stdin>") -> Source:
+    """Read a spec file, or stdin for `-`. Raises OSError or SpecError."""
+    return decode_source(stdin_name, sys.stdin.buffer.read()) if path == "-" else read_source(path)
 
+
+def rendered(refusal: SpecError, form: Form, color: bool) -> str:
     return render(refusal.source, refusal.diagnostics, form, color)
-
-
-def diagnostic_fields(source: Source, finding: Diagnostic) -> dict[str, object]:
-    line, column = source.position(finding.span.start)
-    end_line, end_column = source.position(finding.span.end)
-    return {
-        "code": finding.code,
-        "message": finding.message,
-        "help": finding.help,
-        "line": line,
-        "column": column,
-        "end_line": end_line,
-        "end_column": end_column,
-    }

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, Union
+from typing import Literal
 
 from dsl.source import Span
 
@@ -24,7 +24,10 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A built-in (`q`, `kv`, `h`, `kv_head`, `b`, `q_token`, `kv_token`, `q_len`, `kv_len`, `score`) or scalar param."""
+    """A scalar param or a built-in.
+
+    The built-ins are `q`, `kv`, `h`, `kv_head`, `b`, `q_token`, `kv_token`, `q_len`, `kv_len` and `score`.
+    """
 
     name: str
     type: Type
@@ -70,4 +73,4 @@ class Call:
     span: Span = field(default=_NOWHERE, compare=False, repr=False)
 
 
-Expression = Union[Constant, Name, Index, Unary, Binary, Call]
+Expression = Constant | Name | Index | Unary | Binary | Call

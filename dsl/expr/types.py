@@ -117,8 +117,7 @@ class _Typer:
     def _unknown(self, value: nodes.Name) -> None:
         text = value.text
         if text in BUILT_INS or text in ALIASES or text == "causal":
-            allowed = [*self.names, "params"]
-            advice = f"it may use {', '.join(allowed)}" if self.names else "it is a constant or a param"
+            advice = f"it may use {', '.join(self.names)} and params" if self.names else "it is a constant or a param"
             self.report("ATTN402", value.span, f"{quote(text)} may not be used in `{self.field}`", advice)
         elif text in FUNCTIONS:
             self.report("ATTN405", value.span, f"{quote(text)} is a function", f"write `{text}(...)`")
@@ -131,9 +130,7 @@ class _Typer:
         text = value.name.text
         param = self.params.get(text)
         if param is None or param.axes is None:
-            if text not in self.unknown:
-                advice = None if param is None else f"{quote(text)} is a number"
-                self.report("ATTN407", value.name.span, f"{quote(text)} is no tensor param", advice)
+            self._no_tensor(value.name)
             return None
         if len(indices) != len(param.axes):
             axes = ", ".join(str(axis) for axis in param.axes)
@@ -141,6 +138,14 @@ class _Typer:
             self.report("ATTN407", value.indices.span, message, f"it is declared as `{text}[{axes}]`")
             return None
         return None if None in indices else Index(text, tuple(indices), param_type(param), value.span)
+
+    def _no_tensor(self, name: nodes.Name) -> None:
+        text = name.text
+        if text in self.params or text in BUILT_INS or text in ALIASES:
+            self.report("ATTN407", name.span, f"{quote(text)} is a number and cannot be indexed")
+        elif text not in self.unknown:
+            advice = f"call it: `{text}(...)`" if text in FUNCTIONS else near(text, self.params)
+            self.report("ATTN401", name.span, f"there is no tensor param {quote(text)}", advice)
 
     def _integer(self, item: nodes.Value) -> Expression | None:
         found = self.visit(item)
@@ -250,7 +255,7 @@ class _Typer:
         return "bool" if left.type == "bool" else _widest((left.type, right.type))
 
     def other(self, value: nodes.Value) -> None:
-        what = "a list" if isinstance(value, nodes.List) else "this"
+        what = "a list" if isinstance(value, nodes.List) else "`per`"
         self.report("ATTN409", value.span, f"{what} is no part of an expression")
 
     def _fold(self, place: Span, result: Type, span: Span, fold: Callable, *operands: object) -> Constant | None:

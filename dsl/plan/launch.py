@@ -110,8 +110,6 @@ class PrefillLaunch(LaunchPlan):
 
 _RESULT_DOCUMENTATION = (
     "out: where to write the result; workspace: scratch memory; check: also check values on the device, which waits",
-    "",
-    "Raises TypeError, ValueError or RuntimeError, naming the argument, before anything is launched.",
 )
 
 _EXTENTS = {

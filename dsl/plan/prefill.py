@@ -91,7 +91,7 @@ def kernel(spec: Spec, name: str) -> tuple[PrefillKernel, dict[str, float]]:
         Argument("out", "pointer", "data"),
         *((Argument("out_lse", "pointer", "fp32"),) if spec.lse else ()),
         *(Argument(integer, "integer", "int32") for integer in integers),
-        *(Argument(constant, "constant", "") for constant in (*constants, "BLOCK_Q", "BLOCK_KV", "ALIGNMENT")),
+        *(Argument(constant, "constant", "") for constant in (*constants, "BLOCK_Q", "BLOCK_KV", "ALIGNMENT", "INDEX")),
     )
     plan = PrefillKernel(
         name=name,

@@ -42,23 +42,23 @@ PLAIN = Adversity()
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One batch of one block."""
+    """One batch of one block. `dispatched` batches also go through the dispatches of the block, which only choose."""
 
     name: str
     case: Case
     adversity: Adversity
+    dispatched: bool = True
 
 
 def trials(spec: Spec, workloads: Sequence[Workload], scale: Scale) -> tuple[Trial, ...]:
     """The batches that a block is verified on, simplest first."""
     edges, few = _lengths(spec, scale)
-    room = 4096 if scale == "small" else 65536
     adverse = [
         Trial("lengths", edges, Adversity(poison=True, views="aligned")),
-        Trial("logits", few, Adversity(views="odd", logits=150.0)),
+        Trial("logits", few, Adversity(views="odd", logits=150.0), dispatched=False),
     ]
     if spec.kv == "paged":
-        adverse.append(Trial("splits", _splits(spec, scale), Adversity(poison=True, room=room)))
+        adverse += _split_trials(scale)
     return (*_workload_trials(spec, workloads, scale), *adverse)
 
 
@@ -81,11 +81,14 @@ def _lengths(spec: Spec, scale: Scale) -> tuple[Case, Case]:
     return _case(edges), _case([(9, block + 3), (queries, queries + 3)])
 
 
-def _splits(spec: Spec, scale: Scale) -> Case:
-    """Few sequences of very different lengths, where a plan would cut the keys into parts."""
-    long = 700 if scale == "small" else 50_001
-    pairs = [(1, 1), (1, 0), (1, long)] if scale == "small" else [(1, 1), (1, 0), (1, 8192), (1, long)]
-    return _case(pairs)
+def _split_trials(scale: Scale) -> list[Trial]:
+    """Few sequences, where a plan would cut the keys into parts: one fills its table, one its first quarter."""
+    full, quarter = (1500, 1500) if scale == "small" else (50_000, 3000)
+    uneven = [1, 0, full] if scale == "small" else [1, 0, 8192, full]
+    return [
+        Trial("splits", _case([(1, length) for length in uneven]), Adversity(poison=True), dispatched=False),
+        Trial("many splits", _case([(1, quarter)]), Adversity(poison=True, room=4 * full + 400), dispatched=False),
+    ]
 
 
 def _workload_trials(spec: Spec, workloads: Sequence[Workload], scale: Scale) -> list[Trial]:
@@ -97,7 +100,7 @@ def _workload_trials(spec: Spec, workloads: Sequence[Workload], scale: Scale) ->
 
 
 def _shrink(case: Case) -> Case:
-    pairs = list(zip(case.q_lens, case.kv_lens, strict=True))[:4]
+    pairs = list(zip(case.q_lens, case.kv_lens, strict=True))[:2]
     return _case([(min(q_len, 70), min(kv_len, 130)) for q_len, kv_len in pairs])
 
 

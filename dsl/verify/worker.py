@@ -62,11 +62,10 @@ def main() -> None:
 def verify_module(module: ModuleType, file: SpecFile, device: str, only: list[str] | None = None) -> Iterator[Row]:
     """Every function of a module on every batch of its blocks, the plain reference included."""
     for spec in file.attentions:
-        names = [spec.name] + [dispatch.name for dispatch in file.dispatches if spec.name in dispatch.blocks]
-        wanted = [name for name in names if only is None or name in only]
-        if not wanted:
-            continue
+        dispatches = [dispatch.name for dispatch in file.dispatches if spec.name in dispatch.blocks]
         for trial in trials(spec, file.workloads, "small" if device == "cpu" else "large"):
+            names = [spec.name, *(dispatches if trial.dispatched else ())]
+            wanted = [name for name in names if only is None or name in only]
             yield from _verify_trial(module, file, spec, trial, wanted, device)
 
 
@@ -131,7 +130,9 @@ def _row(
 
 
 def _broken_promise(inputs: Inputs, out: torch.Tensor, outputs: dict[str, torch.Tensor]) -> str | None:
-    if outputs and out.data_ptr() != outputs["out"].data_ptr():
+    if not outputs:
+        return None
+    if out.data_ptr() != outputs["out"].data_ptr():
         return "out= was given, and something else was returned"
     if not inputs.is_intact:
         return "memory beside the output buffer was written"

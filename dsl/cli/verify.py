@@ -1,0 +1,81 @@
+"""`attnspec verify`: the generated functions beside a dense float64 reference."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Literal
+
+import click
+
+from dsl.cli.console import note, result, table, wants_color
+from dsl.cli.exits import Exit
+from dsl.cli.outcome import attempt, gravest
+from dsl.pipeline import module_name, read_source
+
+
+def _checked(spec: str) -> None:
+    from dsl.check import load_spec
+    from dsl.plan import plan_module
+
+    source = read_source(spec)
+    module_name(source.name)
+    plan_module(load_spec(source))
+
+
+@click.command()
+@click.argument("specs", nargs=-1, required=True, metavar="SPEC...")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.option("-o", "--output", metavar="DIR", help="Verify the modules in DIR as they stand, not freshly built ones.")
+@click.option("--only", multiple=True, metavar="NAME", help="Verify this block or dispatch only; may be repeated.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@click.pass_context
+def verify(
+    context: click.Context,
+    specs: tuple[str, ...],
+    device: Literal["auto", "cpu", "cuda"],
+    output: str | None,
+    only: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Compare functions with a reference.
+
+    Builds every SPEC afresh and runs each of its functions beside a dense reference in float64; without a GPU, in
+    Triton's interpreter.
+    """
+    outcomes = [attempt(spec, _checked) for spec in specs]
+    for outcome in outcomes:
+        outcome.show_trouble()
+    if gravest(outcomes) != Exit.YES:
+        context.exit(gravest(outcomes))
+    if device == "cuda" and not _has_gpu():
+        note("error: no GPU; --device cpu runs the kernels in Triton's interpreter")
+        context.exit(Exit.COULD_NOT_ASK)
+
+    from dsl.verify import Row, verify_files
+
+    def show(row: Row) -> None:
+        note(f"{'ok' if row.passed else 'FAILED':6} {row.function}, {row.case} ({row.seconds:.1f} s)")
+
+    watched = not as_json and sys.stderr.isatty()
+    report = verify_files(
+        specs, device=device, output_dir=output, progress=show if watched else None, only=only or None
+    )
+    if as_json:
+        result(json.dumps(report.to_dict(), indent=2))
+    else:
+        result(table(report.table(), wants_color(sys.stdout)))
+        for row in report.failures:
+            note(f"FAILED {row.function}, {row.case}: {row.problem or 'the error is above the bar'}")
+        for line in report.not_run:
+            note(f"not run: {line}")
+    if not report.rows:
+        note("error: nothing to verify under that name")
+        context.exit(Exit.COULD_NOT_ASK)
+    context.exit(Exit.YES if report.passed else Exit.NO)
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()

@@ -1,0 +1,102 @@
+"""Compiling without a GPU, by whichever Triton comes first on the path."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import version
+
+import pytest
+
+from dsl.architecture import architecture
+from dsl.check import load_spec
+from dsl.compile import CompileError, compile_function, compile_module
+from dsl.load import load
+from dsl.pipeline import read_source
+from dsl.plan import plan_module
+from tests.conftest import ROOT, SPECS
+
+pytestmark = [
+    pytest.mark.compile,
+    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing"),
+]
+
+CHIPS = ("sm80", "sm90", "sm100", "gfx942", "gfx950")
+WORKLOADS = ("decode", "prefill")
+NEWEST = not version("triton").startswith("3.6.")
+GOLDENS = [(stem, chip) for stem in WORKLOADS for chip in CHIPS]
+GOLDENS += [(spec.stem, chip) for spec in SPECS for chip in ("sm90", "gfx942") if NEWEST and spec.stem not in WORKLOADS]
+KERNEL = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def row_norms(rows, norms, stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    row = tl.arange(0, ROWS)
+    tile = tl.load(rows + row[:, None] * stride + tl.arange(0, COLUMNS)[None, :])
+    products = tl.dot(tile, tile.T)
+    tl.store(norms + row, tl.sum(tl.where(row[:, None] == row[None, :], products, 0.0), 1))
+
+
+def no_kernel(rows):
+    pass
+"""
+TYPES = {"rows": "*bf16", "norms": "*fp32", "stride": "i32"}
+
+
+@pytest.fixture(scope="module")
+def module(tmp_path_factory: pytest.TempPathFactory):
+    path = tmp_path_factory.mktemp("kernels") / "norms.py"
+    path.write_text(KERNEL)
+    return load(path)
+
+
+def compile_norms(module, chip: str, rows: int = 64, num_warps: int = 4):
+    constants = {"ROWS": rows, "COLUMNS": 64}
+    options = {"num_warps": num_warps, "enable_fp_fusion": True}
+    return compile_function(module.row_norms, TYPES, constants, ("rows", "norms"), architecture(chip), options)
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_a_kernel_on_a_chip(module, chip: str):
+    compiled = compile_norms(module, chip)
+    assert 16 <= compiled.registers <= 512
+    assert compiled.spill_bytes == 0
+    assert 0 < compiled.shared_bytes <= architecture(chip).shared_bytes
+    assert (".amdgcn_target" if chip.startswith("gfx") else ".version") in compiled.code
+    assert (f"{chip}" if chip.startswith("gfx") else f".target sm_{chip[2:]}") in compiled.code
+
+
+@pytest.mark.parametrize(("chip", "rows"), [("sm90", 128), ("gfx1100", 128)])
+def test_spills_are_seen(module, chip: str, rows: int):
+    assert compile_norms(module, chip, rows=rows, num_warps=1).spill_bytes > 0
+
+
+def test_refusals_say_what_is_missing(module):
+    chip = architecture("sm90")
+    with pytest.raises(CompileError, match="neither type nor value is known for COLUMNS"):
+        compile_function(module.row_norms, TYPES, {"ROWS": 64}, (), chip, {})
+    with pytest.raises(CompileError, match="CompilationError"):
+        compile_function(module.row_norms, TYPES, {"ROWS": 63, "COLUMNS": 64}, (), chip, {})
+    with pytest.raises(CompileError, match="no kernel"):
+        compile_function(module.no_kernel, {}, {}, (), chip, {})
+
+
+def compiled_golden(stem: str, chip: str, all_variants: bool):
+    plan = plan_module(load_spec(read_source(ROOT / "specs" / f"{stem}.attn")))
+    return compile_module(plan, ROOT / "generated" / f"{stem}.py", architecture(chip), all_variants=all_variants)
+
+
+@pytest.mark.parametrize(("stem", "chip"), GOLDENS)
+def test_goldens_compile_within_their_plan(stem: str, chip: str):
+    kernels = compiled_golden(stem, chip, all_variants=False)
+    assert kernels
+    for kernel in kernels:
+        assert kernel.fits and kernel.within_plan, (kernel.launch.kernel.name, kernel.launch.variant, kernel.compiled)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stem", "chip"), [(stem, chip) for stem in WORKLOADS for chip in ("sm90", "gfx942")])
+def test_the_slower_variants_compile_too(stem: str, chip: str):
+    for kernel in compiled_golden(stem, chip, all_variants=True):
+        assert kernel.fits and kernel.within_plan, (kernel.launch.kernel.name, kernel.launch.variant, kernel.compiled)
