@@ -12,13 +12,13 @@ install := $(python) -m pip install --quiet
 ready := .venv/ready
 older_triton := .triton36/ready
 
-.PHONY: demo test test-all lint golden clean
+.PHONY: demo test test-all lint style golden clean
 
 demo: $(ready)
 	$(python) -m dsl build specs/decode.attn
 	$(python) -m dsl verify specs/decode.attn
 
-test: $(ready) $(older_triton) lint
+test: $(ready) $(older_triton) style
 	$(python) -m pytest -n $(JOBS) -m "not gpu and not slow"
 	PYTHONPATH=.triton36 $(python) -m pytest -n $(JOBS) -m "compile and not gpu and not slow"
 
@@ -26,10 +26,12 @@ test-all: $(ready) $(older_triton) lint
 	$(python) -m pytest -n $(JOBS) -m ""
 	PYTHONPATH=.triton36 $(python) -m pytest -n $(JOBS) -m compile
 
-lint: $(ready)
+lint: style
+	$(python) -m pyright
+
+style: $(ready)
 	$(python) -m ruff check
 	$(python) -m ruff format --check
-	$(python) -m pyright
 
 golden: $(ready)
 	$(python) -m dsl build specs/*.attn

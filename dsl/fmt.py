@@ -13,9 +13,9 @@ from lark import Token
 
 from dsl.check.layouts import SPEC_FIELDS as LAYOUT_FIELDS
 from dsl.diagnostics import SpecError
-from dsl.items import CLOSING, HEADS, OPENING, cut
+from dsl.items import CLOSING, HEADS, OPENING, cut, span_of
 from dsl.printer import print_spec as print_spec
-from dsl.source import Source
+from dsl.source import Source, Span
 from dsl.syntax import parse, tokens_of
 
 _INDENT = "    "
@@ -30,8 +30,7 @@ class _Piece:
 
     text: str
     kind: str
-    start: int
-    end: int
+    span: Span
     field: str
     starts_item: bool
     continues: bool
@@ -65,9 +64,9 @@ def format_source(source: Source) -> str:
     lines = _Lines()
     before = None
     for piece in pieces:
-        lines.add(before, source.text[before.end if before else 0 : piece.start], piece)
+        lines.add(before, source.text[before.span.end if before else 0 : piece.span.start], piece)
         before = piece
-    lines.end(source.text[before.end if before else 0 :], before)
+    lines.end(source.text[before.span.end if before else 0 :], before)
     _align(lines.lines)
     return "".join(f"{line.text}{line.comment}".rstrip() + "\n" for line in lines.lines)
 
@@ -81,7 +80,7 @@ def _pieces(tokens: list[Token]) -> Iterator[_Piece]:
             if kind == "MINUS" and before not in ("NAME", "NUMBER", *CLOSING):
                 kind = "SIGN"
             continues = position > 0 and brackets == 0
-            yield _Piece(str(token), kind, token.start_pos, token.end_pos, str(item[0]), position == 0, continues)
+            yield _Piece(str(token), kind, span_of(token), str(item[0]), position == 0, continues)
             brackets += (kind in OPENING) - (kind in CLOSING)
             before = kind
 
@@ -92,7 +91,7 @@ def _break_tall_blocks(text: str, pieces: list[_Piece]) -> None:
     for position, piece in enumerate(pieces):
         if piece.kind == "LBRACE":
             opened = position
-        elif piece.kind == "RBRACE" and "\n" in text[pieces[opened].end : piece.start]:
+        elif piece.kind == "RBRACE" and "\n" in text[pieces[opened].span.end : piece.span.start]:
             piece.breaks = pieces[opened + 1].breaks = True
         elif piece.kind in _BLOCKS:
             piece.breaks = True

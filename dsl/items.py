@@ -13,6 +13,8 @@ from pathlib import Path
 from lark import Lark, Token
 from lark.lexer import BasicLexer, LexerThread
 
+from dsl.source import Span
+
 MOST_TOKENS = 20_000
 
 HEADS = ("ATTENTION", "WORKLOAD")
@@ -40,6 +42,10 @@ def grammar(builder: object | None = None) -> Lark:
 @lru_cache(maxsize=1)
 def _lexer(lark: Lark) -> BasicLexer:
     return BasicLexer(lark.lexer_conf)
+
+
+def span_of(token: Token) -> Span:
+    return Span(token.start_pos or 0, token.end_pos or 0)
 
 
 def tokenize(lark: Lark, text: str) -> Iterator[Token]:

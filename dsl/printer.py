@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dsl.check.layouts import DEFAULT_AXES
 from dsl.expr.tree import Binary, Call, Constant, Expression, Index, Name, Unary
-from dsl.spec import Axis, Case, Dispatch, Layout, Param, Spec, SpecFile, Split, Workload
+from dsl.spec import Axis, Dispatch, Layout, Param, Spec, SpecFile, Split, Workload
 
 _LEVELS = (("or",), ("and",), ("not",), ("==", "!=", "<", "<=", ">", ">="), ("+", "-"), ("*", "/", "//", "%"))
 _LEVEL = {sign: level for level, signs in enumerate(_LEVELS) for sign in signs}
@@ -103,7 +103,7 @@ def _workload(workload: Workload, spec: Spec) -> str:
     return f"workload {workload.block} {{ {fields} }}\n"
 
 
-def _lengths(lengths: Case) -> str:
+def _lengths(lengths: tuple[int, ...]) -> str:
     if len(set(lengths)) == 1:
         return str(lengths[0])
     return f"[{', '.join(map(str, lengths))}]"

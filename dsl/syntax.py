@@ -11,7 +11,7 @@ from lark.parsers.lalr_interactive_parser import InteractiveParser
 
 from dsl import wording
 from dsl.diagnostics import Diagnostic
-from dsl.items import CLOSING, HEADS, MOST_TOKENS, OPENING, cut, grammar, tokenize
+from dsl.items import CLOSING, HEADS, MOST_TOKENS, OPENING, cut, grammar, span_of, tokenize
 from dsl.nodes import (
     Argument,
     Attention,
@@ -56,10 +56,6 @@ def parse(source: Source) -> File:
 def tokens_of(source: Source) -> list[Token]:
     """The tokens of a spec; one more than it may have where it has too many."""
     return list(islice(tokenize(_parser(), source.text), MOST_TOKENS + 1))
-
-
-def span_of(token: Token) -> Span:
-    return Span(token.start_pos, token.end_pos)
 
 
 class _Refusal(Exception):
@@ -172,7 +168,8 @@ class _Assembly:
         if self.open is None:
             return
         if self.open.name is not None:
-            place = Span(token.end_pos, token.end_pos) if at_end else span_of(token)
+            end = span_of(token).end
+            place = Span(end, end) if at_end else span_of(token)
             self.diagnostics.append(wording.unclosed(self.open.kind.lower(), self.open.name, place, self.open.span))
         self.blocks.append(self.open.block())
         self.open = None

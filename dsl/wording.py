@@ -7,6 +7,7 @@ import unicodedata
 from lark import Token
 
 from dsl.diagnostics import Diagnostic, quote
+from dsl.items import span_of
 from dsl.nodes import Name
 from dsl.source import Span
 
@@ -34,10 +35,6 @@ _SUBSTITUTES = {
     '"': "names and values take no quotes",
     "?": "write `where(condition, a, b)`",
 }
-
-
-def _span(token: Token) -> Span:
-    return Span(token.start_pos, token.end_pos)
 
 
 def _expected(accepts: set[str]) -> str:
@@ -74,7 +71,7 @@ def _found(token: Token) -> str:
 def unexpected(start: str, item: list[Token], position: int, accepts: set[str]) -> Diagnostic:
     token = item[position]
     message = f"expected {_expected(accepts)}, found {_found(token)}"
-    return Diagnostic("ATTN104", _span(token), message, _advice(start, item, position, accepts))
+    return Diagnostic("ATTN104", span_of(token), message, _advice(start, item, position, accepts))
 
 
 def _advice(start: str, item: list[Token], position: int, accepts: set[str]) -> str | None:
@@ -98,7 +95,7 @@ def _advice(start: str, item: list[Token], position: int, accepts: set[str]) -> 
 
 def unfinished(start: str, item: list[Token], accepts: set[str]) -> Diagnostic:
     last = item[-1]
-    place = Span(last.end_pos, last.end_pos)
+    place = Span(span_of(last).end, span_of(last).end)
     owner = _owner(start, item)
     if start == "field" and len(item) == 1:
         return Diagnostic("ATTN105", place, f"expected `=` after {_found(last)}")
@@ -114,7 +111,7 @@ def strange_character(token: Token) -> Diagnostic:
         shown = f"`{character}`" if character.isascii() else f"`{character}` ({point})"
     else:
         shown = f"{point} ({unicodedata.name(character, 'a control character').lower()})"
-    return Diagnostic("ATTN102", _span(token), f"{shown} means nothing here", _SUBSTITUTES.get(character))
+    return Diagnostic("ATTN102", span_of(token), f"{shown} means nothing here", _SUBSTITUTES.get(character))
 
 
 def malformed_number(token: Token) -> Diagnostic:
@@ -128,7 +125,7 @@ def malformed_number(token: Token) -> Diagnostic:
         advice = "write the digits without `_`"
     elif text.isascii() and text.isalnum():
         advice = "put a space or an operator between a number and a name"
-    return Diagnostic("ATTN103", _span(token), f"{quote(text)} is no number", advice)
+    return Diagnostic("ATTN103", span_of(token), f"{quote(text)} is no number", advice)
 
 
 def number_too_large(place: Span) -> Diagnostic:
@@ -150,11 +147,11 @@ def stray_brace(place: Span) -> Diagnostic:
 def outside(item: list[Token]) -> Diagnostic:
     if item[0].type == "PARAM" or (len(item) > 1 and item[1].type == "EQUAL"):
         what = "a param" if item[0].type == "PARAM" else f"field {quote(item[0])}"
-        return Diagnostic("ATTN107", _span(item[0]), f"{what} stands outside of any block")
+        return Diagnostic("ATTN107", span_of(item[0]), f"{what} stands outside of any block")
     message = f"expected `attention`, `dispatch` or `workload`, found {_found(item[0])}"
     if item[0].type == "STRANGE":
         return strange_character(item[0])
-    return Diagnostic("ATTN107", _span(item[0]), message)
+    return Diagnostic("ATTN107", span_of(item[0]), message)
 
 
 def param_in_workload(place: Span) -> Diagnostic:

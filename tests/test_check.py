@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from dsl.check import load_spec
-from dsl.diagnostics import SpecError, not_utf8, render
+from dsl.diagnostics import Form, SpecError, not_utf8, render
 from dsl.expr.tree import Binary, Call, Constant, Expression, Index, Name, Unary
 from dsl.source import Source
 from dsl.spec import Axis, Case, Param, Spec, SpecFile, Split
@@ -300,7 +300,7 @@ def test_no_follow_up_errors() -> None:
     ]
 
 
-def _texts(source: Source, form: str) -> str:
+def _texts(source: Source, form: Form) -> str:
     with pytest.raises(SpecError) as caught:
         load_spec(source)
     return render(source, caught.value.diagnostics, form)

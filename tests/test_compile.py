@@ -67,9 +67,9 @@ def test_a_kernel_on_a_chip(module, chip: str):
     assert (f"{chip}" if chip.startswith("gfx") else f".target sm_{chip[2:]}") in compiled.code
 
 
-@pytest.mark.parametrize(("chip", "rows"), [("sm90", 128), ("gfx1100", 128)])
-def test_spills_are_seen(module, chip: str, rows: int):
-    assert compile_norms(module, chip, rows=rows, num_warps=1).spill_bytes > 0
+@pytest.mark.parametrize("chip", ["sm90", "gfx1100"])
+def test_spills_are_seen(module, chip: str):
+    assert compile_norms(module, chip, rows=128, num_warps=1).spill_bytes > 0
 
 
 def test_refusals_say_what_is_missing(module):
@@ -77,7 +77,7 @@ def test_refusals_say_what_is_missing(module):
     with pytest.raises(CompileError, match="neither type nor value is known for COLUMNS"):
         compile_function(module.row_norms, TYPES, {"ROWS": 64}, (), chip, {})
     with pytest.raises(CompileError, match="CompilationError"):
-        compile_function(module.row_norms, TYPES, {"ROWS": 63, "COLUMNS": 64}, (), chip, {})
+        compile_function(module.row_norms, TYPES, {"ROWS": 63, "COLUMNS": 64}, (), chip, {"enable_fp_fusion": True})
     with pytest.raises(CompileError, match="no kernel"):
         compile_function(module.no_kernel, {}, {}, (), chip, {})
 

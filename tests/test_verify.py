@@ -267,6 +267,12 @@ def test_a_process_that_dies_is_a_row(tmp_path: Path) -> None:
     assert "status 3 after attend" in str(report.rows[-1].problem)
 
 
+def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "attend.attn").write_text(DECODE)
+    with pytest.raises(LookupError, match="no block or dispatch is called attned"):
+        verify_files([tmp_path / "attend.attn"], device="cpu", only=["attned"])
+
+
 def test_nothing_verified_is_not_a_pass() -> None:
     assert not Report("cpu", ()).passed
 

@@ -68,18 +68,18 @@ def check(file: nodes.File) -> SpecFile:
 
 
 def _names_of_file(drafts: Drafts) -> None:
-    blocks = {draft.block.name.text for draft in drafts.drafts if draft.block.name}
+    blocks = {draft.name for draft in drafts.drafts if draft.name}
     params_of_file = [param for draft in drafts.drafts for param in draft.block.params]
     derived_names(drafts, drafts.names, blocks, params_of_file)
 
 
 def _spec(draft: Draft) -> Spec:
-    return Spec(name=draft.block.name.text, spans=MappingProxyType(_spans(draft)), **draft.values)
+    return Spec(name=draft.name, spans=MappingProxyType(_spans(draft)), **draft.values)
 
 
 def _spans(draft: Draft) -> dict[str, Span]:
     """Where each field was written; the block's name stands for what was inherited or left out."""
-    spans = dict.fromkeys(("name", *fields.FIELDS), draft.place)
+    spans: dict[str, Span] = dict.fromkeys(("name", *fields.FIELDS), draft.place)
     spans.update({name: field.value.span for name, field in draft.fields.items()})
     spans.update({f"param {name}": param.span for name, param in draft.params.items()})
     return {name: draft.place if name in draft.inherited else place for name, place in spans.items()}

@@ -41,6 +41,11 @@ class Draft(Report):
     values: dict[str, Any] = field(default_factory=dict, kw_only=True)
 
     @property
+    def name(self) -> str:
+        """The block's name; empty where it failed to parse."""
+        return self.block.name.text if self.block.name else ""
+
+    @property
     def place(self) -> Span:
         """Where to point when the block as a whole is meant."""
         return self.block.name.span if self.block.name else self.block.span

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dsl import nodes
 from dsl.check.draft import Draft
 from dsl.diagnostics import near, nearest, one_of, quote
+from dsl.source import Span
 from dsl.spec import FAMILIES, Split
 
 FIELDS = (
@@ -70,15 +71,15 @@ def _advice(name: str) -> str | None:
     if name in _BELONGS:
         return _BELONGS[name]
     match = nearest(name, (*FIELDS, *_BELONGS))
-    return _BELONGS.get(match) or near(name, FIELDS)
+    return _BELONGS.get(match or "") or near(name, FIELDS)
 
 
 def required_fields(draft: Draft) -> None:
     missing = [name for name in REQUIRED if draft.is_missing(name)]
-    if missing and draft.block.name is not None:
+    if missing and draft.name:
         word = "field" if len(missing) == 1 else "fields"
         names = ", ".join(quote(name) for name in missing)
-        draft.error("ATTN205", draft.place, f"block {quote(draft.block.name.text)} lacks the {word} {names}")
+        draft.error("ATTN205", draft.place, f"block {quote(draft.name)} lacks the {word} {names}")
 
 
 def query(draft: Draft) -> None:
@@ -202,7 +203,7 @@ def split(draft: Draft) -> None:
             return
         chosen = _choice(draft, "split", ("auto", "none", "fixed(N)"), default="auto")
         if chosen:
-            draft.values["split"] = Split(chosen)
+            draft.values["split"] = Split("none" if chosen == "none" else "auto")
         return
     keys = _integer(value.arguments[0].value) if len(value.arguments) == 1 else None
     if keys is None or value.arguments[0].keyword is not None:
@@ -242,7 +243,7 @@ def _integer(value: nodes.Value) -> int | None:
     return value.value if isinstance(value, nodes.Number) and isinstance(value.value, int) else None
 
 
-def _pair(draft: Draft, field: str, form: str):
+def _pair(draft: Draft, field: str, form: str) -> list[tuple[int, Span]] | None:
     """The two numbers of `A / B`, each with its place; `A` alone stands for both."""
     value = draft.value(field)
     if value is None:
@@ -250,8 +251,8 @@ def _pair(draft: Draft, field: str, form: str):
     parts = [value, value]
     if isinstance(value, nodes.Binary) and value.operator.text == "/":
         parts = [value.left, value.right]
-    numbers = [_integer(part) for part in parts]
-    if None in numbers:
+    numbers = [number for part in parts if (number := _integer(part)) is not None]
+    if len(numbers) < 2:
         draft.error("ATTN301", value.span, f"`{field}` takes whole numbers", f"write {form}")
         return None
     return [(number, part.span) for number, part in zip(numbers, parts, strict=True)]
@@ -278,12 +279,14 @@ def _unknown_word(draft: Draft, field: str, name: nodes.Name, allowed: tuple[str
     draft.error("ATTN302", name.span, message, f"{advice} {listing}" if advice else listing)
 
 
-def _kind(draft: Draft, field: str, allowed: tuple[str, ...], options: dict[str, str], optional: bool):
+def _kind(
+    draft: Draft, field: str, allowed: tuple[str, ...], options: dict[str, str], optional: bool
+) -> tuple[str, int | None] | None:
     """A kind such as `single` or `paged(block = 16)`: the word, and the number of its one option."""
     value = draft.value(field)
     if not isinstance(value, nodes.Call):
         chosen = _choice(draft, field, allowed)
-        if chosen in options and not optional:
+        if value is not None and chosen in options and not optional:
             option = options[chosen]
             draft.error("ATTN301", value.span, f"`{chosen}` lacks its `{option}`", f"write `{chosen}({option} = 16)`")
             return None

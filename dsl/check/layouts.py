@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Literal
 
 from dsl import nodes
 from dsl.check.draft import Draft
@@ -63,9 +64,8 @@ def layouts(draft: Draft) -> None:
 def _shared(draft: Draft) -> None:
     """`v_cache = k_cache`: V is the first elements of K's rows."""
     value = draft.value("v_cache")
-    shared = isinstance(value, nodes.Name) and value.text == "k_cache"
-    draft.values["shared_kv"] = shared
-    if not shared:
+    draft.values["shared_kv"] = isinstance(value, nodes.Name) and value.text == "k_cache"
+    if value is None or not draft.values["shared_kv"]:
         return
     if "k_layout" in draft.values:
         draft.values["v_layout"] = draft.values["k_layout"]
@@ -103,7 +103,8 @@ def _clash(one: Axis, other: Axis) -> bool:
 
 
 def _axis(draft: Draft, tensor: str, item: nodes.Value, axes: tuple[str, ...]) -> Axis | None:
-    part, factor, name = "whole", 1, item
+    name, factor = item, 1
+    part: Literal["whole", "outer", "inner"] = "whole"
     if isinstance(item, nodes.Binary) and item.operator.text in "/%":
         part = "outer" if item.operator.text == "/" else "inner"
         name, number = item.left, item.right
@@ -146,9 +147,10 @@ def _splits(draft: Draft, tensor: str, places: dict[Axis, nodes.Value]) -> None:
     for axis, item in places.items():
         other = next((other for other in places if other.name == axis.name and other is not axis), None)
         sign = {"outer": "%", "inner": "/"}.get(axis.part, "")
-        if axis.part != "whole" and other is None:
-            message = f"the other part of `{axis.name}` is not named"
-            draft.error("ATTN308", item.span, message, f"name `{axis.name}{sign}{axis.factor}` too")
+        if other is None:
+            if axis.part != "whole":
+                message = f"the other part of `{axis.name}` is not named"
+                draft.error("ATTN308", item.span, message, f"name `{axis.name}{sign}{axis.factor}` too")
         elif axis.part == "inner" and other.factor != axis.factor:
             related = [(places[other].span, f"split by {other.factor} here")]
             message = f"the parts of `{axis.name}` are split by different numbers"

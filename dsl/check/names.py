@@ -16,11 +16,30 @@ from dsl.spec import ARGUMENTS
 
 LONGEST_NAME = 64
 
-MODULE_NAMES = frozenset({"torch", "triton", "tl", "functools", "math", "libdevice", "reference", "warmup"})
-"""Names that a generated module imports or defines, whatever its spec says."""
+MODULE_NAMES = frozenset(
+    {
+        "torch",
+        "triton",
+        "tl",
+        "libdevice",
+        "annotations",
+        "contextlib",
+        "functools",
+        "math",
+        "typing",
+        "Any",
+        "NamedTuple",
+    }
+)
+"""Names that a generated module imports or defines, whatever its spec says; its own begin with an underscore."""
 
-BLOCK_SUFFIXES = ("_kernel", "_merge", "_merge_kernel", "_reference", "_warmup", "_write", "_write_kernel")
+BLOCK_SUFFIXES = ("_write",)
 """A module with a block `name` may define `name` + suffix."""
+
+HELPER_ARGUMENTS = frozenset(
+    {"block", "config", "tensors", "results", "scratch", "unit", "index", "programs", "device"}
+)
+"""Arguments that the helpers of a launcher take beside the tensors of the call."""
 
 LAUNCHER_ARGUMENTS = frozenset(
     {argument for arguments in ARGUMENTS.values() for argument in arguments}
@@ -61,9 +80,13 @@ def param_names(draft: Draft) -> None:
         if not check_name(draft, param.name, "a param"):
             continue
         if name in _EXPRESSION_NAMES:
-            draft.error("ATTN210", param.name.span, f"{quote(name)} has a meaning in expressions", "choose another name")
-        elif name in LAUNCHER_ARGUMENTS:
-            draft.error("ATTN210", param.name.span, f"{quote(name)} is an argument of the launcher", "choose another name")
+            draft.error(
+                "ATTN210", param.name.span, f"{quote(name)} has a meaning in expressions", "choose another name"
+            )
+        elif name in LAUNCHER_ARGUMENTS | HELPER_ARGUMENTS:
+            draft.error(
+                "ATTN210", param.name.span, f"{quote(name)} is an argument of the launcher", "choose another name"
+            )
 
 
 def derived_names(report: Report, names: dict[str, nodes.Name], blocks: set[str], params: list[nodes.Param]) -> None:

@@ -29,11 +29,16 @@ def _param(draft: Draft, written: nodes.Param) -> Param | None:
     if dtype.text not in PARAM_DTYPES:
         advice = near(dtype.text, PARAM_DTYPES) or f"the types are {one_of(PARAM_DTYPES)}"
         draft.error("ATTN313", dtype.span, f"a param cannot be {quote(dtype.text)}", advice)
-    axes = None if written.axes is None else tuple(_axis(draft, axis) for axis in written.axes.items)
-    if axes == ():
-        advice = f"a number is declared without brackets: `param {written.name.text} : {dtype.text}`"
-        draft.error("ATTN313", written.axes.span, "a tensor has at least one axis", advice)
+    axes = None if written.axes is None else _axes(draft, written.name.text, written.axes)
     return Param(written.name.text, dtype.text, axes) if len(draft.diagnostics) == before else None
+
+
+def _axes(draft: Draft, name: str, written: nodes.List) -> tuple[str | int, ...]:
+    if not written.items:
+        advice = f"a number has no brackets: `param {name} : ...`"
+        draft.error("ATTN313", written.span, "a tensor has at least one axis", advice)
+    axes = [_axis(draft, axis) for axis in written.items]
+    return tuple(axis for axis in axes if axis is not None)
 
 
 def _axis(draft: Draft, axis: nodes.Value) -> str | int | None:

@@ -26,8 +26,8 @@ class Drafts(Report):
     def add(self, draft: Draft) -> None:
         """The first of several blocks with one name is the one that the name means."""
         self.drafts.append(draft)
-        if draft.block.name is not None:
-            self.by_name.setdefault(draft.block.name.text, draft)
+        if draft.name:
+            self.by_name.setdefault(draft.name, draft)
 
     def attention(self, name: nodes.Name, what: str) -> Draft | None:
         """The attention block of that name; reports where there is none, unless its head failed to parse."""
@@ -46,7 +46,7 @@ def resolve(file: nodes.File) -> Drafts:
         if isinstance(block, nodes.Workload):
             continue
         if block.name is not None:
-            _claim(drafts, block)
+            _claim(drafts, block.name, "a dispatch" if isinstance(block, nodes.Dispatch) else "a block")
         if isinstance(block, nodes.Attention):
             drafts.add(_draft(drafts, block, later))
     if not later and not file.diagnostics:
@@ -54,20 +54,19 @@ def resolve(file: nodes.File) -> Drafts:
     return drafts
 
 
-def _claim(drafts: Drafts, block: nodes.Attention | nodes.Dispatch) -> None:
+def _claim(drafts: Drafts, name: nodes.Name, what: str) -> None:
     """One name, one function."""
-    text = block.name.text
-    if text in drafts.names:
-        related = [(drafts.names[text].span, "the first one")]
-        drafts.error("ATTN206", block.name.span, f"a second block is called {quote(text)}", related=related)
-        return
-    drafts.names[text] = block.name
-    check_name(drafts, block.name, "a dispatch" if isinstance(block, nodes.Dispatch) else "a block")
+    first = drafts.names.setdefault(name.text, name)
+    if first is name:
+        check_name(drafts, name, what)
+    else:
+        message = f"a second block is called {quote(name.text)}"
+        drafts.error("ATTN206", name.span, message, related=[(first.span, "the first one")])
 
 
 def _draft(drafts: Drafts, block: nodes.Attention, later: set[str]) -> Draft:
     draft = Draft(block=block, unknown=block.broken, unknown_base=block.name is None)
-    base = _base(drafts, block, later) if block.base else None
+    base = _base(drafts, block, block.base, later) if block.base else None
     if base is not None:
         draft.fields.update(base.fields)
         draft.params.update(base.params)
@@ -83,14 +82,17 @@ def _draft(drafts: Drafts, block: nodes.Attention, later: set[str]) -> Draft:
             message = f"{what} {quote(item.name.text)} is set twice"
             draft.error("ATTN204", item.name.span, message, related=[(first.name.span, "first set here")])
     draft.inherited = set(draft.fields) | {f"param {name}" for name in draft.params}
-    for (kind, name), item in own.items():
-        (draft.params if kind is nodes.Param else draft.fields)[name] = item
-        draft.inherited.discard(f"param {name}" if kind is nodes.Param else name)
+    for (_, name), item in own.items():
+        if isinstance(item, nodes.Param):
+            draft.params[name] = item
+            draft.inherited.discard(f"param {name}")
+        else:
+            draft.fields[name] = item
+            draft.inherited.discard(name)
     return draft
 
 
-def _base(drafts: Drafts, block: nodes.Attention, later: set[str]) -> Draft | None:
-    base = block.base
+def _base(drafts: Drafts, block: nodes.Attention, base: nodes.Name, later: set[str]) -> Draft | None:
     if drafts.draft(base.text) is None and base.text in later:
         own = block.name is not None and block.name.text == base.text
         message = "a block cannot be made from itself" if own else f"block {quote(base.text)} comes later in the file"

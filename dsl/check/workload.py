@@ -11,7 +11,7 @@ from dsl.spec import Case, Workload
 FIELDS = ("seqs", "q_len", "kv_len")
 MOST_SEQUENCES = 1 << 20
 
-Lengths = "int | tuple[int, ...]"
+Lengths = int | tuple[int, ...]
 
 
 def workloads(drafts: Drafts) -> list[Workload]:
@@ -50,7 +50,8 @@ class _Reader:
         if len(self.drafts.diagnostics) == self.before:
             self._complete()
             self._same_length(columns)
-        if len(self.drafts.diagnostics) > self.before or self.query is None or self.block.broken:
+        name = self.block.name
+        if len(self.drafts.diagnostics) > self.before or self.query is None or self.block.broken or name is None:
             return None
         count = max(len(column) for column in columns.values())
         columns = {name: column * count if len(column) == 1 else column for name, column in columns.items()}
@@ -58,8 +59,8 @@ class _Reader:
         if len(self.drafts.diagnostics) > self.before or self._too_many(cases):
             return None
         expanded = tuple(Case(_expand(q, seqs), _expand(kv, seqs)) for seqs, q, kv in cases)
-        spans = {"name": self.block.name.span, **{name: field.value.span for name, field in self.fields.items()}}
-        return Workload(self.block.name.text, expanded, spans)
+        spans = {"name": name.span, **{name: field.value.span for name, field in self.fields.items()}}
+        return Workload(name.text, expanded, spans)
 
     def _collect(self) -> None:
         for field in self.block.fields:
@@ -73,7 +74,7 @@ class _Reader:
             else:
                 self.fields[name] = field
 
-    def _column(self, name: str, field: nodes.Field) -> list[int | tuple[int, ...]]:
+    def _column(self, name: str, field: nodes.Field) -> list[Lengths]:
         """One entry a case: a number, or a number for each sequence."""
         if not isinstance(field.value, nodes.List):
             return [self._number(name, field.value)]
@@ -81,7 +82,7 @@ class _Reader:
             self._error(field.value, f"`{name}` lists no case")
         return [self._entry(name, item) for item in field.value.items]
 
-    def _entry(self, name: str, item: nodes.Value) -> int | tuple[int, ...]:
+    def _entry(self, name: str, item: nodes.Value) -> Lengths:
         if not isinstance(item, nodes.List):
             return self._number(name, item)
         if name == "seqs":
@@ -114,20 +115,20 @@ class _Reader:
                 message = f"`{name}` lists {length} cases, `{first}` {expected}"
                 self._error(self.fields[name].value, message, related=related)
 
-    def _case(self, entry: dict[str, int | tuple[int, ...]]) -> tuple[int, object, object]:
+    def _case(self, entry: dict[str, Lengths]) -> tuple[int, Lengths, Lengths]:
         """The number of sequences, the query lengths and the KV lengths of one case."""
         q = 1 if self.query == "single" else entry["q_len"]
         kv = entry.get("kv_len", q)
-        counts = {name: len(entry[name]) for name in ("q_len", "kv_len") if isinstance(entry.get(name), tuple)}
-        if "seqs" in entry:
-            counts["seqs"] = entry["seqs"]
+        counts = {name: len(lengths) for name, lengths in entry.items() if isinstance(lengths, tuple)}
+        if isinstance(seqs := entry.get("seqs"), int):
+            counts["seqs"] = seqs
         if len(set(counts.values())) > 1:
             said = " and ".join(f"{count} by `{name}`" for name, count in counts.items())
             self._error(self.fields[next(iter(counts))].value, f"a case has as many sequences as it has: {said}")
         self._query_lengths(entry.get("q_len"))
         return next(iter(counts.values()), 1), q, kv
 
-    def _query_lengths(self, q: int | tuple[int, ...] | None) -> None:
+    def _query_lengths(self, q: Lengths | None) -> None:
         if q is None:
             return
         lengths = set(q) if isinstance(q, tuple) else {q}
@@ -136,7 +137,7 @@ class _Reader:
         elif self.query == "batched" and len(lengths) > 1:
             self._error(self.fields["q_len"].value, "a batched query has one length for all sequences of a case")
 
-    def _too_many(self, cases: list[tuple[int, object, object]]) -> bool:
+    def _too_many(self, cases: list[tuple[int, Lengths, Lengths]]) -> bool:
         total = sum(seqs for seqs, _, _ in cases)
         if total > MOST_SEQUENCES:
             place = self.fields.get("seqs") or next(iter(self.fields.values()))
@@ -147,5 +148,5 @@ class _Reader:
         self.drafts.error(code, place.span, message, advice, related)
 
 
-def _expand(lengths: int | tuple[int, ...], seqs: int) -> tuple[int, ...]:
+def _expand(lengths: Lengths, seqs: int) -> tuple[int, ...]:
     return lengths if isinstance(lengths, tuple) else (lengths,) * seqs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from dsl import nodes
 from dsl.diagnostics import near, quote
@@ -126,18 +127,19 @@ class _Typer:
             self.report("ATTN401", value.span, f"there is no name {quote(text)}", near(text, known))
 
     def index(self, value: nodes.Index) -> Expression | None:
-        indices = [self._integer(item) for item in value.indices.items]
+        written = [self._integer(item) for item in value.indices.items]
+        indices = [index for index in written if index is not None]
         text = value.name.text
         param = self.params.get(text)
         if param is None or param.axes is None:
             self._no_tensor(value.name)
             return None
-        if len(indices) != len(param.axes):
+        if len(written) != len(param.axes):
             axes = ", ".join(str(axis) for axis in param.axes)
-            message = f"{quote(text)} has {_count(len(param.axes), 'axis', 'axes')}, not {len(indices)}"
+            message = f"{quote(text)} has {_count(len(param.axes), 'axis', 'axes')}, not {len(written)}"
             self.report("ATTN407", value.indices.span, message, f"it is declared as `{text}[{axes}]`")
             return None
-        return None if None in indices else Index(text, tuple(indices), param_type(param), value.span)
+        return Index(text, tuple(indices), param_type(param), value.span) if len(indices) == len(written) else None
 
     def _no_tensor(self, name: nodes.Name) -> None:
         text = name.text
@@ -158,7 +160,7 @@ class _Typer:
         operand = self.visit(value.operand)
         if operand is None:
             return None
-        sign = value.operator.text
+        sign: Any = value.operator.text
         if (sign == "not") != (operand.type == "bool"):
             takes = "a condition" if sign == "not" else "a number"
             message = f"`{sign}` takes {takes}, not {_WORDS[operand.type]}"
@@ -187,7 +189,7 @@ class _Typer:
         return result
 
     def _binary(self, operator: nodes.Operator, left: Expression, right: Expression, span: Span) -> Expression | None:
-        sign = operator.text
+        sign: Any = operator.text
         result = _result(sign, left.type, right.type)
         if result is None:
             message, advice = _mismatch(sign, left.type, right.type)
@@ -203,16 +205,17 @@ class _Typer:
     def call(self, value: nodes.Call) -> Expression | None:
         function, place = value.function.text, value.function.span
         named = next((argument.keyword for argument in value.arguments if argument.keyword), None)
-        arguments = [self.visit(argument.value) for argument in value.arguments]
+        written = [self.visit(argument.value) for argument in value.arguments]
+        arguments = [argument for argument in written if argument is not None]
         if function not in FUNCTIONS:
             advice = f"index a param with `{quote(function, ticks=False)}[...]`" if function in self.params else None
             message = f"there is no function {quote(function)}"
             self.report("ATTN405", place, message, advice or near(function, FUNCTIONS))
         elif named is not None:
             self.report("ATTN406", named.span, f"the arguments of `{function}` have no names")
-        elif not _takes(function, len(arguments)):
-            self.report("ATTN406", place, f"`{function}` takes {_signature(function)}, not {len(arguments)}")
-        elif None not in arguments:
+        elif not _takes(function, len(written)):
+            self.report("ATTN406", place, f"`{function}` takes {_signature(function)}, not {len(written)}")
+        elif len(arguments) == len(written):
             return self._call(value, function, arguments)
         return None
 
@@ -223,8 +226,8 @@ class _Typer:
         if function == "softcap" and isinstance(arguments[1], Constant) and arguments[1].value <= 0:
             self.report("ATTN406", value.arguments[1].value.span, "a cap is greater than 0")
             return None
-        if all(isinstance(argument, Constant) for argument in arguments):
-            constants = [argument.value for argument in arguments]
+        constants = [argument.value for argument in arguments if isinstance(argument, Constant)]
+        if len(constants) == len(arguments):
             return self._fold(value.function.span, result, value.span, fold_call, function, constants)
         return Call(function, tuple(arguments), result, value.span)
 

@@ -165,12 +165,8 @@ def _logical(name: str, argument: str, layout: Layout, axes: tuple[str, ...], di
 
 def _in_page(argument: str, layout: Layout) -> str:
     """The printed offset, in elements, of the last element of one page and head from its first."""
-    terms = [
-        f"({argument}.size({position}) - 1) * {argument}.stride({position})"
-        for position, axis in enumerate(layout)
-        if axis.name in ("slot", "dim")
-    ]
-    return " + ".join(terms)
+    axes = [str(position) for position, axis in enumerate(layout) if axis.name in ("slot", "dim")]
+    return f"_span({argument}, {', '.join(axes)})"
 
 
 def _row(argument: str, layout: Layout) -> str:

@@ -12,7 +12,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
+from dsl.check import load_spec
 from dsl.pipeline import build, module_name
+from dsl.source import Source
 from dsl.verify.report import Report, Row
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -35,8 +37,10 @@ def verify_files(
 
     A mismatch or a crash is a row of the report, not an exception. `output_dir` is a folder of generated modules to
     verify as they stand; without it they are built afresh. `only` names the blocks and dispatches that are wanted.
-    Raises what `dsl.pipeline.build` raises.
+    Raises LookupError for a name that no file has, and what `dsl.pipeline.build` raises.
     """
+    if only is not None:
+        _refuse_unknown(paths, only)
     where = _find_device() if device == "auto" else device
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -53,6 +57,14 @@ def verify_files(
                     progress(row)
     is_cpu = where == "cpu"
     return Report("cpu (Triton's interpreter)" if is_cpu else where, tuple(rows), _NOT_RUN_ON_CPU if is_cpu else ())
+
+
+def _refuse_unknown(paths: Sequence[str | Path], only: Collection[str]) -> None:
+    files = [load_spec(Source.read(path)) for path in paths]
+    known = {item.name for file in files for item in (*file.attentions, *file.dispatches)}
+    unknown = sorted(set(only) - known)
+    if unknown:
+        raise LookupError(f"no block or dispatch is called {', '.join(unknown)}")
 
 
 def _find_device() -> Literal["cpu", "cuda"]:
