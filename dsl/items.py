@@ -25,8 +25,7 @@ _KEYWORDS_OF_ITEMS = (*HEADS, "DISPATCH", "PARAM")
 _STARTS = ["attention", "workload", "dispatch", "field", "param", "others"]
 
 
-@lru_cache(maxsize=1)
-def grammar(builder: object | None = None) -> Lark:
+def grammar(builder: object) -> Lark:
     """The parser. `builder` has a method for each rule, called as the rule is recognised."""
     return Lark(
         Path(__file__).with_name("grammar.lark").read_text("utf-8"),

@@ -9,11 +9,13 @@ import sys
 import pytest
 
 from dsl.check import load_spec
+from dsl.check.fields import FIELDS
 from dsl.diagnostics import Form, SpecError, not_utf8, render
+from dsl.expr.scope import BUILT_INS, FUNCTIONS
 from dsl.expr.tree import Binary, Call, Constant, Expression, Index, Name, Unary
 from dsl.source import Source
 from dsl.spec import Axis, Case, Param, Spec, SpecFile, Split
-from tests.conftest import SPECS, run_python
+from tests.conftest import ROOT, SPECS, run_python
 
 KINDS = {
     "decode": ("single", "paged(block = 16)"),
@@ -359,3 +361,17 @@ def test_the_front_end_imports_nothing_slow() -> None:
 def test_numbers_of_any_length_are_answered() -> None:
     assert sys.get_int_max_str_digits() < 5000
     assert codes(block("prefill", f"mask = q < {'9' * 5000}")) == ["ATTN109"]
+
+
+def test_the_reference_shows_valid_specs() -> None:
+    text = (ROOT / "docs" / "language.md").read_text("utf-8")
+    examples = text.split("```attn\n")[1:]
+    assert len(examples) >= 3
+    for example in examples:
+        load(example.split("```")[0])
+
+
+def test_the_reference_names_every_field() -> None:
+    text = (ROOT / "docs" / "language.md").read_text("utf-8")
+    for name in (*FIELDS, *FUNCTIONS, *BUILT_INS):
+        assert f"`{name}`" in text or f"`{name}(" in text, name

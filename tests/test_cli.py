@@ -221,6 +221,13 @@ def test_a_missing_library_is_named(folder: Path, monkeypatch: pytest.MonkeyPatc
 # the others
 
 
+def test_verify_json_is_one_object_where_specs_are_wrong(folder: Path):
+    run_of_both = run("verify", "--json", "good.attn", "wrong.attn")
+    answer = object_of(run_of_both)
+    assert (run_of_both.exit_code, answer["schema"], answer["passed"]) == (Exit.NO, "attnspec.verify/1", False)
+    assert [list(file) for file in answer["files"]] == [["spec"], ["spec", "diagnostics"]]
+
+
 def test_fmt(folder: Path):
     loose = folder / "loose.attn"
     loose.write_bytes(b"\xef\xbb\xbf" + DECODE.replace("    ", "  ").replace("\n", "\r\n").encode())

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.conftest import ROOT, run_python
+
 OTHER_VERSIONS = sorted(str(path) for path in ROOT.glob(".triton*") if (path / "triton").is_dir())
 """Folders beside the project, each with another version of Triton."""
 
@@ -19,11 +18,11 @@ OTHER_VERSIONS = sorted(str(path) for path in ROOT.glob(".triton*") if (path / "
 @cache
 def probe(folder: str) -> dict:
     """What tests/interpreter_probe.py computes with the Triton in `folder`, or with the installed one."""
-    path = os.pathsep.join(part for part in (folder, str(ROOT), os.environ.get("PYTHONPATH", "")) if part)
-    environment = {**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-W", "error::DeprecationWarning", str(ROOT / "tests" / "interpreter_probe.py")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    path = os.pathsep.join(filter(None, (folder, str(ROOT))))
+    environment = {"PYTHONPATH": path, "TRITON_INTERPRET": "1"}
+    script = ROOT / "tests" / "interpreter_probe.py"
+    done = run_python("-W", "error::DeprecationWarning", script, environment=environment)
+    assert done.returncode == 0, done.stderr.decode()
     return json.loads(done.stdout)
 
 

@@ -17,10 +17,16 @@ def _parse(text: str) -> nodes.File:
     return parse(Source.from_text(text))
 
 
+def _attention(file: nodes.File) -> nodes.Attention:
+    block = file.blocks[0]
+    assert isinstance(block, nodes.Attention)
+    return block
+
+
 def _value(expression: str) -> nodes.Value:
     file = _parse(BLOCK.format(f"mask = {expression}"))
     assert not file.diagnostics, file.diagnostics
-    return file.blocks[0].fields[0].value
+    return _attention(file).fields[0].value
 
 
 def _shape(value: nodes.Value) -> object:
@@ -75,7 +81,7 @@ def test_a_glued_keyword_is_no_keyword() -> None:
 
 def test_spans_tell_where_it_was_written() -> None:
     file = _parse("attention a {\n  heads = (32 / 4)\n}")
-    field = file.blocks[0].fields[0]
+    field = _attention(file).fields[0]
     assert file.source.text[field.span.start : field.span.end] == "heads = (32 / 4)"
     assert file.source.text[field.value.span.start : field.value.span.end] == "(32 / 4)"
 
@@ -176,7 +182,7 @@ def test_nesting(deep: int) -> None:
 
 def test_a_broken_item_leaves_its_neighbours_alone() -> None:
     file = _parse("attention a { heads = 3 3 dtype = bf16 param x : int32 param y : head_dim = 4 }")
-    block = file.blocks[0]
+    block = _attention(file)
     assert [field.name.text for field in block.fields] == ["dtype", "head_dim"]
     assert [param.name.text for param in block.params] == ["x"]
     assert {"heads", "y"} <= block.broken

@@ -8,7 +8,7 @@ from typing import Literal
 
 import click
 
-from dsl.cli.console import note, result, table, wants_color
+from dsl.cli.console import json_result, note, result, table, wants_color
 from dsl.cli.exits import Exit
 from dsl.cli.outcome import attempt, gravest
 from dsl.pipeline import module_name, read_source
@@ -44,9 +44,13 @@ def verify(
     Triton's interpreter.
     """
     outcomes = [attempt(spec, _checked) for spec in specs]
-    for outcome in outcomes:
-        outcome.show_trouble()
     if gravest(outcomes) != Exit.YES:
+        if as_json:
+            files = [{"spec": spec, **outcome.trouble_fields()} for spec, outcome in zip(specs, outcomes, strict=True)]
+            json_result("verify", passed=False, rows=[], files=files)
+        else:
+            for outcome in outcomes:
+                outcome.show_trouble()
         context.exit(gravest(outcomes))
     if device == "cuda" and not _has_gpu():
         note("error: no GPU; --device cpu runs the kernels in Triton's interpreter")
@@ -70,7 +74,8 @@ def verify(
         for line in report.not_run:
             note(f"not run: {line}")
     if not report.rows:
-        note("error: nothing to verify under that name")
+        if not as_json:
+            note("error: nothing to verify under that name")
         context.exit(Exit.COULD_NOT_ASK)
     context.exit(Exit.YES if report.passed else Exit.NO)
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from dsl.architecture import Architecture
 from dsl.layout import CacheAccess, DimPiece, Tile, contiguous_slots, paged_cache
 from dsl.plan.module import Argument, Config, KernelPlan
-from dsl.plan.tiles import head_dim_pieces, next_power_of_two
+from dsl.plan.tiles import LOG2_E, head_dim_pieces, next_power_of_two
+from dsl.plan.tuned import tuned
 from dsl.spec import ITEMSIZE, Spec
 
 TEMPLATE = "kernels/decode.py.jinja"
-LOG2_E = 1.4426950408889634
 OUTER_STRIDES = tuple(f"stride_{tensor}_{axis}" for tensor in ("q", "out") for axis in ("seq", "head"))
 
 
@@ -180,13 +180,18 @@ def shared_bytes(spec: Spec, constants: Mapping[str, int], num_stages: int) -> i
 def configs(spec: Spec, architecture: Architecture) -> tuple[Config, ...]:
     """Candidates for one architecture, best first."""
     dim = max(spec.head_dim_qk, spec.head_dim_v)
-    tiles = (64, 32, 16) if dim <= 128 else (32, 16)
+    warps = 4 if dim <= 256 else 8
     if spec.dtype == "fp32":
         tiles = (32, 16) if dim <= 128 else (16,)
-    warps = 4 if dim <= 256 else 8
+    else:
+        tiles = (64, 32, 16) if dim <= 128 else (32, 16)
+    shapes = [(tile, warps, 1) for tile in tiles]
+    measured = tuned(spec, architecture.name)
+    if measured is not None:
+        shapes.insert(0, (measured["TILE"], measured["num_warps"], measured["num_stages"]))
     result = []
-    for tile in tiles:
+    for tile, warps, stages in shapes:
         chunk = _chunk(spec, tile)
         constants = {"TILE": tile, **({"CHUNK": chunk} if chunk else {})}
-        result.append(Config(constants, warps, 1, shared_bytes(spec, constants, 1)))
+        result.append(Config(constants, warps, stages, shared_bytes(spec, constants, stages)))
     return tuple(result)

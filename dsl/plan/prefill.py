@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from dsl.architecture import Architecture
 from dsl.layout import DimPiece
 from dsl.plan.module import Argument, Config, KernelPlan
-from dsl.plan.tiles import head_dim_pieces
+from dsl.plan.tiles import LOG2_E, head_dim_pieces
+from dsl.plan.tuned import tuned
 from dsl.spec import ITEMSIZE, Spec
 
 SEARCH = 32
@@ -107,32 +108,37 @@ def kernel(spec: Spec, name: str) -> tuple[PrefillKernel, dict[str, float]]:
     return plan, constants
 
 
-def shared_bytes(spec: Spec, constants: Mapping[str, int], num_stages: int) -> int:
-    """An upper bound on the shared memory of one block: Q, the stages of K and V, and P on its way to a dot."""
+def shared_bytes(spec: Spec, constants: Mapping[str, int], num_stages: int, architecture: Architecture) -> int:
+    """An upper bound on the shared memory of one block.
+
+    AMD's compiler keeps one operand at a time there; NVIDIA's keeps Q, the stages of K and V, and P on its way to a dot.
+    """
     size = ITEMSIZE[spec.dtype]
     rows, columns = constants["BLOCK_Q"], constants["BLOCK_KV"]
     qk, v, _ = head_dim_pieces(spec.head_dim_qk, spec.head_dim_v)
     qk_dim, v_dim = sum(piece.extent for piece in qk), sum(piece.extent for piece in v)
-    tiles = rows * qk_dim + max(num_stages, 1) * columns * (qk_dim + v_dim) + rows * columns
-    return size * tiles + 4096
+    if architecture.is_amd:
+        return size * (max(rows, columns) * max(qk_dim, v_dim) + rows * columns)
+    return size * (rows * qk_dim + num_stages * columns * (qk_dim + v_dim) + rows * columns) + 4096
 
 
 def configs(spec: Spec, architecture: Architecture) -> tuple[Config, ...]:
-    """Candidates for one architecture, best first."""
+    """Candidates for one architecture, best first: (BLOCK_Q, BLOCK_KV, num_warps, num_stages)."""
     dim = max(spec.head_dim_qk, spec.head_dim_v)
     if spec.dtype == "fp32":
-        shapes = ((64, 32, 4, 1), (32, 32, 4, 1), (16, 16, 4, 1))
+        shapes = [(64, 32, 8, 1), (32, 32, 4, 1), (16, 16, 4, 1)]
     elif architecture.is_amd:
-        shapes = ((128, 64, 4, 1), (64, 64, 4, 1), (64, 32, 4, 1), (32, 32, 4, 1), (16, 16, 4, 1))
+        shapes = [(128, 64, 4, 1), (64, 64, 4, 1), (64, 32, 4, 1), (32, 32, 4, 1), (16, 16, 4, 1)]
     elif dim <= 128:
-        shapes = ((128, 64, 8, 3), (128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 1))
+        shapes = [(128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 2), (16, 16, 4, 2)]
     else:
-        shapes = ((128, 64, 8, 2), (64, 64, 8, 2), (64, 32, 4, 2), (64, 32, 4, 1), (32, 32, 4, 1), (16, 16, 4, 1))
+        shapes = [(128, 64, 8, 2), (64, 64, 8, 2), (64, 32, 8, 2), (32, 32, 4, 2), (16, 16, 4, 2)]
+    measured = tuned(spec, architecture.name)
+    if measured is not None:
+        shapes.insert(0, tuple(measured[name] for name in ("BLOCK_Q", "BLOCK_KV", "num_warps", "num_stages")))
     result = []
     for block_q, block_kv, warps, stages in shapes:
         constants = {"BLOCK_Q": block_q, "BLOCK_KV": block_kv}
-        result.append(Config(constants, warps, stages, shared_bytes(spec, constants, stages)))
+        result.append(Config(constants, warps, stages, shared_bytes(spec, constants, stages, architecture)))
     return tuple(result)
 
-
-LOG2_E = 1.4426950408889634

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dsl.layout import DimPiece
 
+LOG2_E = 1.4426950408889634
 MINIMUM_DOT = 16
 MAXIMUM_PIECES = 3
 

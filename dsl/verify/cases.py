@@ -82,12 +82,12 @@ def _lengths(spec: Spec, scale: Scale) -> tuple[Case, Case]:
 
 
 def _split_trials(scale: Scale) -> list[Trial]:
-    """Few sequences, where a plan would cut the keys into parts: one fills its table, one its first quarter."""
-    full, quarter = (1500, 1500) if scale == "small" else (50_000, 3000)
-    uneven = [1, 0, full] if scale == "small" else [1, 0, 8192, full]
+    """Few sequences, where a plan would cut the keys into parts: one that fills its table, one its first quarter."""
+    uneven = [1, 0, 700] if scale == "small" else [1, 0, 8192, 50_000]
+    quarter = 1500 if scale == "small" else 3000
     return [
         Trial("splits", _case([(1, length) for length in uneven]), Adversity(poison=True), dispatched=False),
-        Trial("many splits", _case([(1, quarter)]), Adversity(poison=True, room=4 * full + 400), dispatched=False),
+        Trial("many splits", _case([(1, quarter)]), Adversity(poison=True, room=4 * quarter + 400), dispatched=False),
     ]
 
 

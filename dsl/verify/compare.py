@@ -46,12 +46,20 @@ class Comparison:
     row_bar: float
     lse_error: float | None
     lse_bar: float
-    problem: str | None = None
+    fault: str | None = None
 
     @property
-    def passed(self) -> bool:
-        within = self.error <= self.bar and self.row_error <= self.row_bar
-        return within and (self.lse_error is None or self.lse_error <= self.lse_bar) and self.problem is None
+    def problem(self) -> str | None:
+        """Why the result does not pass; None where it does."""
+        return self.fault or self._excess()
+
+    def _excess(self) -> str | None:
+        """Which errors are over their bars."""
+        figures = [("the error", self.error, self.bar), ("a row's error", self.row_error, self.row_bar)]
+        if self.lse_error is not None:
+            figures.append(("the lse's error", self.lse_error, self.lse_bar))
+        over = [f"{name} is {value:.1e}, over {bar:.1e}" for name, value, bar in figures if not value <= bar]
+        return "; ".join(over) or None
 
 
 def expect(spec: Spec, inputs: Inputs) -> Expected:
@@ -75,7 +83,6 @@ def checked_rows(spec: Spec, inputs: Inputs) -> torch.Tensor:
 
 def compare(
     spec: Spec,
-    inputs: Inputs,
     expected: Expected,
     out: torch.Tensor,
     lse: torch.Tensor | None,
@@ -97,28 +104,25 @@ def compare(
 
     finite_lse = expected.lse[expected.lse.isfinite()].abs()
     peak = finite_lse.max().item() if finite_lse.numel() else 0.0
-    allowance = peak * _SCORE_ERROR
-    if fast_tanh and spec.dtype != "fp32" and _uses_tanh(spec.score):
-        allowance += peak * _FAST_TANH_ERROR
-    bar = BARS[spec.dtype] + allowance
+    is_fast = fast_tanh and spec.dtype != "fp32" and _uses_tanh(spec.score)
+    tanh_allowance = peak * _FAST_TANH_ERROR if is_fast else 0.0
+    bar = BARS[spec.dtype] + peak * _SCORE_ERROR + tanh_allowance
 
-    problem = None
+    fault = None
     if bool((actual[is_empty] != 0).any()):
-        problem = "a row that sees no key is not exactly 0"
+        fault = "a row that sees no key is not exactly 0"
     elif bool(is_finite.all()) and not bool(every_row.isfinite().all()):
-        problem = "the output is not finite everywhere"
+        fault = "the output is not finite everywhere"
     elif is_finite.numel() and not bool(is_finite.any()):
-        problem = "no row has a finite true value, so nothing was compared"
+        fault = "no row has a finite true value, so nothing was compared"
     return Comparison(
         error=_ratio(difference.norm(), size.norm()),
         bar=bar,
         row_error=_worst(difference, size),
         row_bar=_ROW_FACTOR * bar,
-        lse_error=None
-        if lse is None
-        else _lse_error(lse_row_view(spec, lse)[wanted].double(), expected.lse, is_finite),
-        lse_bar=LSE_BAR + (allowance if allowance > peak * _SCORE_ERROR else 0.0),
-        problem=problem,
+        lse_error=None if lse is None else _lse_error(spec, lse, expected, is_finite),
+        lse_bar=LSE_BAR + tanh_allowance,
+        fault=fault,
     )
 
 
@@ -130,12 +134,14 @@ def _worst(difference: torch.Tensor, size: torch.Tensor) -> float:
     return _number(torch.where(error == 0, 0, error / size.norm(dim=-1)).max())
 
 
-def _lse_error(actual: torch.Tensor, expected: torch.Tensor, is_finite: torch.Tensor) -> float:
+def _lse_error(spec: Spec, lse: torch.Tensor, expected: Expected, is_finite: torch.Tensor) -> float:
     """Relative to max(1, |lse|); infinite where one is -inf and the other is not."""
-    agree = is_finite & (actual == expected)
-    relative = (actual - expected).abs() / expected.abs().clamp(min=1)
-    relative = torch.where(agree | ~is_finite, 0, torch.where(relative.isfinite(), relative, math.inf))
-    return _number(relative.max()) if relative.numel() else 0.0
+    if not is_finite.numel():
+        return 0.0
+    actual = lse_row_view(spec, lse)[expected.rows.to(lse.device)].double()
+    relative = (actual - expected.lse).abs() / expected.lse.abs().clamp(min=1)
+    relative = torch.where(relative.isfinite(), relative, math.inf)
+    return _number(torch.where((actual == expected.lse) | ~is_finite, 0, relative).max())
 
 
 def _ratio(difference: torch.Tensor, size: torch.Tensor) -> float:

@@ -16,7 +16,7 @@ from dsl.verify.evaluate import Scope, evaluate
 from dsl.verify.layouts import to_logical, to_physical
 from dsl.verify.sequences import Sequence, rows, sequences
 
-_BLOCK_BYTES = {"cpu": 64 << 20, "cuda": 2 << 30}
+_BLOCK_BYTES = {"cpu": 64 << 20, "cuda": 512 << 20}
 
 QUERY_AXES = {
     "decode": ("seq", "head", "dim"),

@@ -14,7 +14,7 @@ SCHEMA = "attnspec.verify/1"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One function on one batch. Errors are None where the function gave no result; `problem` says what went wrong."""
+    """One function on one batch. Errors are None where there was no result; `problem` says why a row failed."""
 
     file: str
     function: str
@@ -61,10 +61,11 @@ class Report:
     def table(self) -> Table:
         from rich.table import Table
 
+        has_lse = any(row.lse_error is not None for row in self.rows)
         table = Table(title=f"verified on {self.device}", title_justify="left")
         for heading in ("function", "case", "adversity"):
             table.add_column(heading, overflow="fold")
-        for heading in ("error", "bar", "worst row", "lse", "seconds"):
+        for heading in ("error", "bar", "worst row", *["lse"] * has_lse, "seconds"):
             table.add_column(heading, justify="right", no_wrap=True)
         table.add_column("")
         previous = ""
@@ -76,7 +77,7 @@ class Report:
                 row.function,
                 row.case,
                 row.adversity,
-                *(_figure(value) for value in (row.error, row.bar, row.row_error, row.lse_error)),
+                *(_figure(value) for value in (row.error, row.bar, row.row_error, *[row.lse_error] * has_lse)),
                 f"{row.seconds:.1f}",
                 "[green]ok[/]" if row.passed else "[bold red]FAILED[/]",
             )
