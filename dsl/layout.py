@@ -37,21 +37,9 @@ class DimPiece:
         arange = f"tl.arange(0, {self.size})"
         return arange if self.start == "0" else f"{self.start} + {arange}"
 
-    @property
-    def q_mask(self) -> str:
-        return self._mask(f"q_dims{self.suffix}")
-
-    @property
-    def v_mask(self) -> str:
-        return self._mask(f"v_dims{self.suffix}")
-
-    @property
-    def out_mask(self) -> str:
-        return self._mask("out_dims")
-
-    def _mask(self, dims: str) -> str:
-        """The printed test that a row of positions is live, to append to another; empty where all are."""
-        return f" & ({dims}[None, :] < {self.live})" if self.live else ""
+    def mask(self, rows: str, dims: str) -> str:
+        """The printed test for a tile of rows, all live where `rows` are, and of these positions, printed as `dims`."""
+        return f"{rows}[:, None] & ({dims}[None, :] < {self.live})" if self.live else f"{rows}[:, None]"
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,15 +44,15 @@ def plan_module(file: SpecFile, targets: Sequence[str] | None = None) -> ModuleP
     blocks = {spec.name: _plan_block(spec, kernels, launches, found) for spec in file.attentions}
     if found:
         raise SpecError(file.source, found)
-    functions = [FunctionPlan(name, (block,), None, _title(name, (block,))) for name, block in blocks.items()]
+    functions = [FunctionPlan(name, (block,), None, _title((block,))) for name, block in blocks.items()]
     for dispatch in file.dispatches:
         members = tuple(blocks[name] for name in dispatch.blocks)
-        functions.append(FunctionPlan(dispatch.name, members, f"_{dispatch.name.upper()}", _title(dispatch.name, members)))
+        functions.append(FunctionPlan(dispatch.name, members, f"_{dispatch.name.upper()}", _title(members)))
     stem = PurePath(file.source.name).name.removesuffix(".attn")
     return ModulePlan(file, stem, tuple(kernels), tuple(launches), tuple(blocks.values()), tuple(functions))
 
 
-def _title(name: str, blocks: tuple[BlockPlan, ...]) -> str:
+def _title(blocks: tuple[BlockPlan, ...]) -> str:
     spec = blocks[0].spec
     if len(blocks) > 1:
         return f"{_TITLES[spec.family].capitalize()}; chooses among {len(blocks)} blocks."
@@ -60,7 +60,9 @@ def _title(name: str, blocks: tuple[BlockPlan, ...]) -> str:
     return f"{_TITLES[spec.family].capitalize()}: {spec.dtype}, heads {spec.heads}/{spec.kv_heads}, head_dim {dims}."
 
 
-def _plan_block(spec: Spec, kernels: list[KernelPlan], launches: list[LaunchPlan], found: list[Diagnostic]) -> BlockPlan:
+def _plan_block(
+    spec: Spec, kernels: list[KernelPlan], launches: list[LaunchPlan], found: list[Diagnostic]
+) -> BlockPlan:
     family = _KERNELS[spec.family]
     kernel, constants = family.kernel(spec, f"_{spec.family}_kernel")
     launch = _LAUNCHES[spec.family](spec, f"_{spec.family}")
@@ -106,7 +108,9 @@ def _fit(spec: Spec, family: ModuleType) -> tuple[dict[str, Config], dict[str, i
     default = chosen.pop(UNLISTED.name, None)
     unfit.pop(UNLISTED.name, None)
     smallest = default or min(chosen.values(), key=lambda config: config.shared_bytes)
-    return {"default": smallest, **{name: config for name, config in chosen.items() if config != smallest}}, unfit
+    configs = {"default": smallest, **{name: config for name, config in chosen.items() if config != smallest}}
+    unaligned = family.unaligned_config(spec)
+    return (configs if unaligned is None else {**configs, "unaligned": unaligned}), unfit
 
 
 def _too_large(spec: Spec, unfit: dict[str, int]) -> Diagnostic:

@@ -161,9 +161,7 @@ def _group_tile(spec: Spec) -> int:
 def _chunk(spec: Spec, tile: int) -> int:
     assert spec.block is not None
     runs = [
-        contiguous_slots(layout, spec.block)
-        for layout in (spec.k_layout, spec.v_layout)
-        if layout[-1].name == "slot"
+        contiguous_slots(layout, spec.block) for layout in (spec.k_layout, spec.v_layout) if layout[-1].name == "slot"
     ]
     return min(tile, *runs) if runs else 0
 
@@ -181,10 +179,8 @@ def configs(spec: Spec, architecture: Architecture) -> tuple[Config, ...]:
     """Candidates for one architecture, best first."""
     dim = max(spec.head_dim_qk, spec.head_dim_v)
     warps = 4 if dim <= 256 else 8
-    if spec.dtype == "fp32":
-        tiles = (32, 16) if dim <= 128 else (16,)
-    else:
-        tiles = (64, 32, 16) if dim <= 128 else (32, 16)
+    largest = (64 if dim <= 128 else 32) * 2 // ITEMSIZE[spec.dtype]
+    tiles = [tile for tile in (64, 32, 16) if tile <= largest]
     shapes = [(tile, warps, 1) for tile in tiles]
     measured = tuned(spec, architecture.name)
     if measured is not None:
@@ -195,3 +191,8 @@ def configs(spec: Spec, architecture: Architecture) -> tuple[Config, ...]:
         constants = {"TILE": tile, **({"CHUNK": chunk} if chunk else {})}
         result.append(Config(constants, warps, stages, shared_bytes(spec, constants, stages)))
     return tuple(result)
+
+
+def unaligned_config(spec: Spec) -> Config | None:
+    """Tensors that cannot be read in 16-byte loads take the same tiles."""
+    return None

@@ -68,11 +68,11 @@ class DecodeLaunch(LaunchPlan):
 
     @property
     def programs_per_processor(self) -> int:
-        return 4
+        return 8
 
     @property
     def tiles_per_split(self) -> int:
-        return 4
+        return 1
 
     @property
     def maximum_splits(self) -> int:
@@ -82,7 +82,7 @@ class DecodeLaunch(LaunchPlan):
     def documentation(self) -> tuple[str, ...]:
         return (
             *(f"{shape.argument}: {shape.axes}" for shape in self.shapes),
-            "block_tables: [seq, page], the page of each run of keys; entries past a sequence's length may hold anything",
+            "block_tables: [seq, page], the page of each run of keys; entries past a length may hold anything",
             "seq_lens: [seq], clamped to what a row of block_tables holds; 0 gives a row of zeros",
             *_RESULT_DOCUMENTATION,
         )
@@ -103,7 +103,7 @@ class PrefillLaunch(LaunchPlan):
     def documentation(self) -> tuple[str, ...]:
         return (
             *(f"{shape.argument}: {shape.axes}" for shape in self.shapes),
-            "cu_seqlens_q, cu_seqlens_k: [seq + 1], where each sequence's tokens begin; rows of no sequence become zeros",
+            "cu_seqlens_q, cu_seqlens_k: [seq + 1], where sequences begin; rows of no sequence become zeros",
             *_RESULT_DOCUMENTATION,
         )
 
@@ -171,7 +171,8 @@ def _in_page(argument: str, layout: Layout) -> str:
 
 def _row(argument: str, layout: Layout) -> str:
     """The printed rows `[head, dim]` of one sequence."""
-    row = f"{argument}[{', '.join('seq' if axis.name == 'seq' else ':' for axis in layout[: layout.index(Axis('seq')) + 1])}]"
+    before = layout[: layout.index(Axis("seq")) + 1]
+    row = f"{argument}[{', '.join('seq' if axis.name == 'seq' else ':' for axis in before)}]"
     return row if layout.index(Axis("head")) < layout.index(Axis("dim")) else f"{row}.T"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dsl.architecture import Architecture
+from dsl.architecture import UNLISTED, Architecture
 from dsl.layout import DimPiece
 from dsl.plan.module import Argument, Config, KernelPlan
 from dsl.plan.tiles import LOG2_E, head_dim_pieces
@@ -111,7 +111,7 @@ def kernel(spec: Spec, name: str) -> tuple[PrefillKernel, dict[str, float]]:
 def shared_bytes(spec: Spec, constants: Mapping[str, int], num_stages: int, architecture: Architecture) -> int:
     """An upper bound on the shared memory of one block.
 
-    AMD's compiler keeps one operand at a time there; NVIDIA's keeps Q, the stages of K and V, and P on its way to a dot.
+    AMD's compiler keeps one operand at a time there; NVIDIA's keeps Q, the stages of K and V, and P before its dot.
     """
     size = ITEMSIZE[spec.dtype]
     rows, columns = constants["BLOCK_Q"], constants["BLOCK_KV"]
@@ -142,3 +142,16 @@ def configs(spec: Spec, architecture: Architecture) -> tuple[Config, ...]:
         result.append(Config(constants, warps, stages, shared_bytes(spec, constants, stages, architecture)))
     return tuple(result)
 
+
+def unaligned_config(spec: Spec) -> Config | None:
+    """The tiles for tensors that cannot be read in 16-byte loads.
+
+    Such loads are not pipelined, and outside of a pipelined loop ptxas gets the descriptors of narrow wgmma operands
+    wrong. 32 query rows are too few for a wgmma.
+    """
+    for block_q, block_kv in ((32, 32), (16, 16)):
+        constants = {"BLOCK_Q": block_q, "BLOCK_KV": block_kv}
+        config = Config(constants, 4, 1, shared_bytes(spec, constants, 1, UNLISTED))
+        if config.shared_bytes <= UNLISTED.shared_bytes:
+            return config
+    return config

@@ -35,7 +35,9 @@ def refusals(spec: Spec) -> Iterator[Diagnostic]:
     if spec.shared_kv:
         yield refuse("ATTN507", "v_cache", "no kernel reads values from the rows of k_cache yet")
     if spec.family == "prefill" and spec.split.kind == "fixed":
-        yield refuse("ATTN508", "split", "the packed kernel does not split keys", "use `split = auto` or `split = none`")
+        yield refuse(
+            "ATTN508", "split", "the packed kernel does not split keys", "use `split = auto` or `split = none`"
+        )
     for field, layout in (("q", spec.q_layout), ("out", spec.out_layout)):
         if layout[-1] != Axis("dim"):
             yield refuse("ATTN509", field, f"no kernel reads {field} with a last axis other than dim yet")
