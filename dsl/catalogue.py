@@ -259,5 +259,56 @@ CATALOGUE: dict[str, Entry] = {
         "an expression that is too large",
         "An expression has at most 4,096 parts. Pass a tensor param instead of a long formula.",
     ),
-    # 5xx: what a plan target cannot do. The plan adds its entries here.
+    "ATTN501": Entry(
+        "a kind of query and kv that no kernel runs yet",
+        "Kernels exist for `query = single` over `kv = paged(...)` (decode) and for `query = packed` with\n"
+        "`kv = packed` (prefill of packed sequences). The other kinds are checked and can be computed by\n"
+        "nobody yet.",
+    ),
+    "ATTN502": Entry(
+        "a mask that no kernel applies yet",
+        "Every query sees every key of its sequence. Other masks are part of the language and are not planned\n"
+        "yet; `mask = true` is the default and may be written.",
+    ),
+    "ATTN503": Entry(
+        "a score that no kernel computes yet",
+        "The score of a key is the scaled product of query and key. Other score expressions are part of the\n"
+        "language and are not planned yet; `score = score` is the default and may be written.",
+    ),
+    "ATTN504": Entry(
+        "a sink that no kernel counts yet",
+        "A sink is one more logit in the denominator of the softmax. It is part of the language and is not\n"
+        "planned yet.",
+    ),
+    "ATTN505": Entry(
+        "a param that no kernel reads yet",
+        "Params are tensors and numbers that the caller passes. They are part of the language and are not\n"
+        "planned yet. A constant scale needs no param: `scale = 0.125`.",
+    ),
+    "ATTN506": Entry(
+        "a kv_dtype that no kernel reads yet",
+        "Keys and values are read in the query's dtype. Quantised caches, and keys and values of another\n"
+        "float type than the query, are not planned yet.",
+    ),
+    "ATTN507": Entry(
+        "values inside the rows of keys, which no kernel reads yet",
+        "`v_cache = k_cache` makes the first DV elements of a key its value. Until that is planned, pass two\n"
+        "caches; they may be views of one buffer.",
+    ),
+    "ATTN508": Entry(
+        "a split that the family's kernel cannot do",
+        "`split = fixed(N)` cuts the keys of a sequence into parts of N. The kernel of packed queries computes\n"
+        "each query row in one go, so it takes `auto` and `none` only, and its bits never depend on the batch.",
+    ),
+    "ATTN509": Entry(
+        "a layout that no kernel reads yet",
+        "Queries, outputs and packed keys and values have `dim` as their last axis. Paged caches may lie in\n"
+        "any order of axes.",
+    ),
+    "ATTN511": Entry(
+        "a plan target that does not do this attention",
+        "`targets` of a block, and the targets asked for when a module is built, limit the ways in which its\n"
+        "kernels may be written. Where the two have nothing in common, or name only ways that do not exist\n"
+        "for this attention, nothing is left to build. Leave the field out to allow all.",
+    ),
 }

@@ -14,11 +14,12 @@ import torch
 from dsl.check import load_spec
 from dsl.source import Source
 from dsl.spec import Case, SpecFile
-from dsl.verify import Report, Row, verify_files
 from dsl.verify.cases import Adversity, trials
 from dsl.verify.compare import checked_rows, compare, expect
 from dsl.verify.inputs import make_inputs
 from dsl.verify.oracle import oracle
+from dsl.verify.report import Report, Row
+from dsl.verify.runner import verify_files
 from dsl.verify.worker import verify_module
 from tests.conftest import run_python
 

@@ -56,7 +56,8 @@ def verify(
         note("error: no GPU; --device cpu runs the kernels in Triton's interpreter")
         context.exit(Exit.COULD_NOT_ASK)
 
-    from dsl.verify import Row, verify_files
+    from dsl.verify.report import Row
+    from dsl.verify.runner import verify_files
 
     def show(row: Row) -> None:
         note(f"{'ok' if row.passed else 'FAILED':6} {row.function}, {row.case} ({row.seconds:.1f} s)")

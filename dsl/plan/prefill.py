@@ -111,7 +111,7 @@ def kernel(spec: Spec, name: str) -> tuple[PrefillKernel, dict[str, float]]:
 def shared_bytes(spec: Spec, constants: Mapping[str, int], num_stages: int, architecture: Architecture) -> int:
     """An upper bound on the shared memory of one block.
 
-    AMD's compiler keeps one operand at a time there; NVIDIA's keeps Q, the stages of K and V, and P before its dot.
+    AMD's compiler keeps one operand at a time there; NVIDIA's keeps Q and the stages of K and V, and P in registers.
     """
     size = ITEMSIZE[spec.dtype]
     rows, columns = constants["BLOCK_Q"], constants["BLOCK_KV"]
@@ -119,7 +119,7 @@ def shared_bytes(spec: Spec, constants: Mapping[str, int], num_stages: int, arch
     qk_dim, v_dim = sum(piece.extent for piece in qk), sum(piece.extent for piece in v)
     if architecture.is_amd:
         return size * (max(rows, columns) * max(qk_dim, v_dim) + rows * columns)
-    return size * (rows * qk_dim + num_stages * columns * (qk_dim + v_dim) + rows * columns) + 4096
+    return size * (rows * qk_dim + num_stages * columns * (qk_dim + v_dim)) + 1024
 
 
 def configs(spec: Spec, architecture: Architecture) -> tuple[Config, ...]:
@@ -135,7 +135,8 @@ def configs(spec: Spec, architecture: Architecture) -> tuple[Config, ...]:
         shapes = [(128, 64, 8, 2), (64, 64, 8, 2), (64, 32, 8, 2), (32, 32, 4, 2), (16, 16, 4, 2)]
     measured = tuned(spec, architecture.name)
     if measured is not None:
-        shapes.insert(0, tuple(measured[name] for name in ("BLOCK_Q", "BLOCK_KV", "num_warps", "num_stages")))
+        block_q, block_kv = measured["BLOCK_Q"], measured["BLOCK_KV"]
+        shapes.insert(0, (block_q, block_kv, measured["num_warps"], measured["num_stages"]))
     result = []
     for block_q, block_kv, warps, stages in shapes:
         constants = {"BLOCK_Q": block_q, "BLOCK_KV": block_kv}

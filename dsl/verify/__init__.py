@@ -1,22 +1,29 @@
 """Verification: generated functions beside a dense float64 oracle, on batches made to break them.
 
-`verify_files` is the stage's one public function. Importing this package imports no torch.
+`verify` is the stage's one public function. Importing this package imports no torch.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from dsl.verify.report import Report, Row
+
+__all__ = ["verify"]
+
+
+def verify(
+    paths: Sequence[str | Path],
+    *,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    output_dir: str | Path | None = None,
+    progress: Callable[[Row], None] | None = None,
+    only: Collection[str] | None = None,
+) -> Report:
+    """Verify every function of some spec files against the oracle; see `dsl.verify.runner.verify_files`."""
     from dsl.verify.runner import verify_files
 
-__all__ = ["Report", "Row", "verify_files"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(f"{__name__}.{'runner' if name == 'verify_files' else 'report'}"), name)
+    return verify_files(paths, device=device, output_dir=output_dir, progress=progress, only=only)

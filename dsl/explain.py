@@ -1,0 +1,287 @@
+"""Explain: what the plan makes of a spec, in words and numbers, for an engineer who wants to know why."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import PurePath
+
+from dsl.architecture import ARCHITECTURES, architecture
+from dsl.layout import DimPiece, contiguous_slots
+from dsl.plan import plan_module
+from dsl.plan.cost import case_title, cost, decode_programs, num_splits, prefill_programs, query_lengths, table_width
+from dsl.plan.launch import DecodeLaunch
+from dsl.plan.module import BlockPlan, Config, FunctionPlan, ModulePlan
+from dsl.plan.refuse import TARGETS
+from dsl.plan.tiles import head_dim_pieces
+from dsl.plan.tuned import tuned
+from dsl.spec import ITEMSIZE, Case, Layout, Spec, SpecFile
+
+TYPICAL_GPU = ("sm90", 132)
+"""The architecture and the processors for which grids and splits are worked out: an H100 or H200."""
+VECTOR_BYTES = 16
+_WIDTH = 110
+_LABEL = 12
+
+
+def explain(spec_file: SpecFile) -> str:
+    """The plan of every block of a file. Raises SpecError where there is no plan."""
+    plan = plan_module(spec_file)
+    sections = [_summary(plan), *(_block(plan, block) for block in plan.blocks)]
+    return "\n\n".join("\n".join(section) for section in sections) + "\n"
+
+
+def _summary(plan: ModulePlan) -> Iterator[str]:
+    name, _ = TYPICAL_GPU
+    yield f"{PurePath(plan.file.source.name).name} becomes {plan.stem}.py, for the target {', '.join(TARGETS)}"
+    for kernel in plan.kernels:
+        users = [block.spec.name for block in plan.blocks if kernel in _kernels(block)]
+        yield from _field("kernel", f"{kernel.name}: {', '.join(users)}")
+    for launch in plan.launches:
+        users = [block.spec.name for block in plan.blocks if block.launch is launch]
+        yield from _field("launcher", f"_launch{launch.name}: {', '.join(users)}")
+    for dispatch in plan.dispatches:
+        yield from _field("dispatch", _signature(dispatch))
+        yield from _field("", _choice(dispatch))
+    yield from _field("variants", f"{_module_variants(plan)} kernels compiled on {name} once everything has been used")
+
+
+def _block(plan: ModulePlan, block: BlockPlan) -> Iterator[str]:
+    spec = block.spec
+    function = next(function for function in plan.functions if function.name == spec.name)
+    line, _ = plan.file.source.position(spec.spans["name"].start)
+    yield f"{spec.name} ({PurePath(plan.file.source.name).name}:{line})"
+    yield from _field("function", _signature(function))
+    yield from _field("launcher", f"_launch{block.launch.name}")
+    yield from _field("kernel", _kernel(plan, block))
+    yield from _field("heads", f"{spec.heads} query heads, {spec.kv_heads} KV heads, {_heads(block)}")
+    yield from _field("head_dim", _head_dim(spec))
+    for label, text in _tensors(block):
+        yield from _field(label, text)
+    yield from _labelled("tiles", _tiles(block))
+    yield from _labelled("does not fit", (_unfit(name, needed) for name, needed in block.unfit.items()))
+    yield from _field("grid", _grid(block))
+    if isinstance(block.launch, DecodeLaunch):
+        yield from _field("splits", _split_rule(block))
+    yield from _field("variants", _variants(block))
+    cases = [case for workload in plan.file.workloads if workload.block == spec.name for case in workload.cases]
+    yield from _labelled("workload", (_case(block, case) for case in cases) if cases else ["none"])
+
+
+def _field(label: str, text: str) -> list[str]:
+    """A labelled paragraph with a hanging indent."""
+    indent = " " * (_LABEL + 3)
+    first = f"  {label:{_LABEL}} "
+    return textwrap.wrap(text, _WIDTH, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def _labelled(label: str, texts: Iterable[str]) -> Iterator[str]:
+    """Paragraphs of which the first carries the label."""
+    for number, text in enumerate(texts):
+        yield from _field("" if number else label, text)
+
+
+def _signature(function: FunctionPlan) -> str:
+    launch = function.launch
+    keywords = (*(f"{name}=None" for name in launch.result_names), "workspace=None", "check=False")
+    return f"{function.name}({', '.join((*launch.arguments, '*', *keywords))}) -> {launch.returns}"
+
+
+def _choice(dispatch: FunctionPlan) -> str:
+    """What a dispatch chooses by."""
+    names = ["dtype", "heads", "KV heads", "head dimensions"]
+    if dispatch.blocks[0].spec.block is not None:
+        names.append("page size")
+    return f"chooses among {_count(len(dispatch.blocks), 'block')} by {', '.join(names)}"
+
+
+def _kernels(block: BlockPlan) -> tuple[object, ...]:
+    return (block.kernel, block.merge.kernel) if block.merge else (block.kernel,)
+
+
+def _kernel(plan: ModulePlan, block: BlockPlan) -> str:
+    others = sum(other.kernel is block.kernel for other in plan.blocks) - 1
+    shared = f" (shared with {_count(others, 'more block')})" if others else ""
+    merging = f", then {block.merge.kernel.name} where there is more than one split" if block.merge else ""
+    return f"{block.kernel.name}{shared}{merging}"
+
+
+def _heads(block: BlockPlan) -> str:
+    group = block.spec.group
+    if "GROUP_TILE" not in block.constants:
+        return f"{group} to each KV head"
+    tile, tiles = block.constants["GROUP_TILE"], block.constants["HEAD_TILES"]
+    return f"{group} to each KV head in {_count(int(tiles), 'tile')} of {tile} rows"
+
+
+def _head_dim(spec: Spec) -> str:
+    qk, v, _ = head_dim_pieces(spec.head_dim_qk, spec.head_dim_v)
+    if spec.head_dim_qk == spec.head_dim_v:
+        return _pieces(spec.head_dim_qk, qk)
+    return f"QK {_pieces(spec.head_dim_qk, qk)}; V {_pieces(spec.head_dim_v, v)}"
+
+
+def _pieces(dim: int, pieces: tuple[DimPiece, ...]) -> str:
+    """`72 = 64 + 16, of which 8 live`."""
+    if len(pieces) == 1 and pieces[0].extent == dim:
+        return f"{dim}, one piece"
+    live = dim - pieces[-1].offset
+    padded = f", of which {live} live" if live < pieces[-1].extent else ""
+    return f"{dim} = {' + '.join(str(piece.extent) for piece in pieces)}{padded}"
+
+
+def _tensors(block: BlockPlan) -> Iterator[tuple[str, str]]:
+    """Each tensor's layout and how its tiles are addressed."""
+    spec = block.spec
+    names = dict(zip(("q", "k", "v"), spec.arguments, strict=False))
+    yield names["q"], _layout(spec.q_layout, spec, spec.dtype)
+    caches = {access.tensor: access for access in getattr(block.kernel, "caches", ())}
+    for letter, layout in (("k", spec.k_layout), ("v", spec.v_layout)):
+        text = _layout(layout, spec, spec.kv_dtype)
+        if access := caches.get(names[letter]):
+            lookup = "each chunk of slots" if access.chunked else "each token"
+            shapes = " and ".join(tile.shape for tile in access.tiles)
+            text += f"; a page is looked up for {lookup}; tile {shapes} at {access.tiles[0].address}"
+        yield names[letter], text
+    yield "out", _layout(spec.out_layout, spec, spec.dtype)
+
+
+def _layout(layout: Layout, spec: Spec, dtype: str) -> str:
+    last = layout[-1]
+    shown = f"[{', '.join(map(str, layout))}], contiguous along {last}"
+    if last.name == "slot":
+        assert spec.block is not None
+        run = contiguous_slots(layout, spec.block)
+        return f"{shown}: chunks of up to {run} slots, {_loads(run * ITEMSIZE[dtype])}"
+    if last.part == "inner":
+        return f"{shown}: runs of {last.factor} elements, {_loads(last.factor * ITEMSIZE[dtype])}"
+    return shown
+
+
+def _loads(size: int) -> str:
+    if size <= VECTOR_BYTES:
+        return f"one load of {size} bytes"
+    return f"{size // VECTOR_BYTES} loads of {VECTOR_BYTES} bytes"
+
+
+def _tiles(block: BlockPlan) -> Iterator[str]:
+    """One line for all architectures that run the same tiles."""
+    groups: dict[tuple[tuple[str, int], ...], list[str]] = {}
+    for chip in ARCHITECTURES:
+        config = block.config(chip.name)
+        if config is not None:
+            groups.setdefault(tuple(config.entries.items()), []).append(chip.name)
+    for names in groups.values():
+        config = block.config(names[0])
+        assert config is not None
+        yield f"{_config(config)}: {', '.join(name + _origin(block, name, config) for name in names)}"
+    if "unaligned" in block.configs:
+        yield f"{_config(block.configs['unaligned'])}: tensors that cannot be read in loads of 16 bytes"
+
+
+def _origin(block: BlockPlan, name: str, config: Config) -> str:
+    measured = tuned(block.spec, name)
+    is_measured = measured is not None and measured.items() <= config.entries.items()
+    return " (measured)" if is_measured else ""
+
+
+def _config(config: Config) -> str:
+    sizes = " ".join(f"{name} {size}" for name, size in config.constants.items())
+    warps, stages = _count(config.num_warps, "warp"), _count(config.num_stages, "stage")
+    return f"{sizes}, {warps}, {stages}, at most {config.shared_bytes:,} bytes of shared memory"
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
+def _unfit(name: str, needed: int) -> str:
+    return f"{name}: needs {needed:,} bytes of shared memory, has {architecture(name).shared_bytes:,}"
+
+
+def _grid(block: BlockPlan) -> str:
+    if isinstance(block.launch, DecodeLaunch):
+        tiles = block.constants["HEAD_TILES"]
+        return f"(seqs * {block.spec.kv_heads} KV heads * {_count(int(tiles), 'tile')} of query heads, splits)"
+    return f"(q_tokens // BLOCK_Q + seqs + 2, {block.spec.heads} heads)"
+
+
+def _split_rule(block: BlockPlan) -> str:
+    spec, launch = block.spec, block.launch
+    assert isinstance(launch, DecodeLaunch)
+    if spec.split.kind == "none":
+        return "none: one program reads all keys of a sequence"
+    if spec.split.kind == "fixed":
+        return f"fixed: parts of {spec.split.keys} keys, as many as a row of the table can hold"
+    return (
+        f"auto: {launch.programs_per_processor} * processors // programs, at most tiles // {launch.tiles_per_split} "
+        f"and {launch.maximum_splits}, at least 1; programs = grid[0], tiles = keys of a row of the table / TILE"
+    )
+
+
+def _variants(block: BlockPlan) -> str:
+    choices = "loads of 16 bytes or of one element"
+    if "INDEX" in block.kernel.constants:
+        choices += ", 32-bit or 64-bit offsets within a page or tile"
+    merging = f"; 1 of {block.merge.kernel.name}" if block.merge else ""
+    return f"{_choices(block)} of {block.kernel.name}: {choices}{merging}"
+
+
+def _choices(block: BlockPlan) -> int:
+    return 4 if "INDEX" in block.kernel.constants else 2
+
+
+def _module_variants(plan: ModulePlan) -> int:
+    """Kernels that differ in their text, dtype, constants or tiles; blocks that agree in all of them share one."""
+    name, _ = TYPICAL_GPU
+    kernels: dict[object, int] = {}
+    for block in plan.blocks:
+        config = block.config(name)
+        if config is None:
+            continue
+        dtype = block.spec.dtype
+        kernels[block.kernel.name, dtype, _frozen(block.constants), _frozen(config.entries)] = _choices(block)
+        if block.merge:
+            kernels[block.merge.kernel.name, dtype, _frozen(block.merge.entries)] = 1
+    return sum(kernels.values())
+
+
+def _frozen(numbers: Mapping[str, int | float]) -> frozenset[tuple[str, int | float]]:
+    return frozenset(numbers.items())
+
+
+def _case(block: BlockPlan, case: Case) -> str:
+    spec = block.spec
+    needs = cost(spec, case)
+    return (
+        f"{case_title(spec, case)}: {_scaled(needs.bytes, 'B')}, {_scaled(needs.flops, 'FLOP')}, "
+        f"{_figure(needs.intensity)} FLOP/B; {_launched(block, case)}"
+    )
+
+
+def _launched(block: BlockPlan, case: Case) -> str:
+    """The grid of a case on the typical GPU."""
+    name, processors = TYPICAL_GPU
+    config = block.config(name)
+    if config is None:
+        return f"does not fit {name}"
+    seqs = len(case.kv_lens)
+    where = f"on {name} with {processors} processors"
+    if isinstance(block.launch, DecodeLaunch):
+        splits = num_splits(block, config.entries, seqs, table_width(block.spec, case), processors)
+        return f"{decode_programs(block, seqs)} programs x {_count(splits, 'split')} {where}"
+    tokens = sum(query_lengths(block.spec, case))
+    return f"{prefill_programs(config.entries, tokens, seqs)} x {block.spec.heads} programs on {name}"
+
+
+def _scaled(number: int, unit: str) -> str:
+    """`1.5 MB`: three digits and a decimal prefix."""
+    value, prefixes = float(number), ["", "k", "M", "G", "T", "P"]
+    while value >= 999.5 and len(prefixes) > 1:
+        value, prefixes = value / 1000, prefixes[1:]
+    return f"{_figure(value)} {prefixes[0]}{unit}"
+
+
+def _figure(value: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
