@@ -120,12 +120,13 @@ def launches(plan: ModulePlan, architecture: Architecture, all_variants: bool = 
         config = block.config(architecture.name)
         if config is None:
             continue
-        options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
         types = _types(block, block.kernel)
         for variant, chosen in _choices(block, all_variants):
-            constants = {**block.constants, **config.constants, **chosen}
             aligned = chosen["ALIGNMENT"] != 1
-            yield Launch(block.kernel, variant, types, constants, aligned, options, config.shared_bytes)
+            used = config if aligned else block.configs.get("unaligned", config)
+            constants = {**block.constants, **used.constants, **chosen}
+            options = {"num_warps": used.num_warps, "num_stages": used.num_stages}
+            yield Launch(block.kernel, variant, types, constants, aligned, options, used.shared_bytes)
         if merge := block.merge:
             types, options = _types(block, merge.kernel), {"num_warps": merge.num_warps}
             yield Launch(merge.kernel, block.spec.name, types, merge.constants, True, options, None)

@@ -133,16 +133,17 @@ def _pieces(dim: int, pieces: tuple[DimPiece, ...]) -> str:
 def _tensors(block: BlockPlan) -> Iterator[tuple[str, str]]:
     """Each tensor's layout and how its tiles are addressed."""
     spec = block.spec
-    names = dict(zip(("q", "k", "v"), spec.arguments, strict=False))
-    yield names["q"], _layout(spec.q_layout, spec, spec.dtype)
+    query, *cached = spec.arguments
+    yield query, _layout(spec.q_layout, spec, spec.dtype)
     caches = {access.tensor: access for access in getattr(block.kernel, "caches", ())}
-    for letter, layout in (("k", spec.k_layout), ("v", spec.v_layout)):
+    layouts = (spec.k_layout,) if spec.shared_kv else (spec.k_layout, spec.v_layout)
+    for name, layout in zip(cached, layouts, strict=False):
         text = _layout(layout, spec, spec.kv_dtype)
-        if access := caches.get(names[letter]):
+        if access := caches.get(name):
             lookup = "each chunk of slots" if access.chunked else "each token"
             shapes = " and ".join(tile.shape for tile in access.tiles)
             text += f"; a page is looked up for {lookup}; tile {shapes} at {access.tiles[0].address}"
-        yield names[letter], text
+        yield name, text
     yield "out", _layout(spec.out_layout, spec, spec.dtype)
 
 

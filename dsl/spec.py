@@ -79,7 +79,8 @@ class Spec:
     """One `attention` block with every default filled in.
 
     `spans` maps a field's name (`head_dim`, `mask`, ...; `name` for the block's name) to where it was written; a
-    defaulted field maps to the block's name, an inherited one to the derived block's name. Equality ignores it.
+    defaulted field maps to the block's name, an inherited one to the derived block's name; `inherited` maps the latter
+    to where the base wrote it. Equality ignores both.
     `mask`, `score` and `sink` are typed trees; the trivial ones are `Constant(True)`, `Name("score")` and None.
     `scale` is a number or the name of a scalar param.
     `kv_scale_axes` is None where the cache is not quantised, () for per-tensor scales.
@@ -112,6 +113,7 @@ class Spec:
     softmax: Literal["auto", "online"]
     targets: tuple[str, ...] | None
     spans: Mapping[str, Span] = field(compare=False, hash=False, repr=False, default_factory=dict)
+    inherited: Mapping[str, Span] = field(compare=False, hash=False, repr=False, default_factory=dict)
 
     @property
     def family(self) -> Family:

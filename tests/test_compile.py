@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from importlib.metadata import version
 
 import pytest
@@ -93,6 +94,40 @@ def test_goldens_compile_within_their_plan(stem: str, chip: str):
     assert kernels
     for kernel in kernels:
         assert kernel.fits and kernel.within_plan, (kernel.launch.kernel.name, kernel.launch.variant, kernel.compiled)
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_decode_spills_nothing(chip: str):
+    for kernel in compiled_golden("decode", chip, all_variants=False):
+        assert kernel.compiled.spill_bytes == 0, (kernel.launch.variant, kernel.compiled)
+
+
+@pytest.mark.parametrize("chip", ["sm90", "gfx942"])
+def test_keys_and_values_are_read_in_16_bytes(chip: str):
+    """As many wide loads as a tile of keys and values needs, and no narrow one of their dtype."""
+    wide = "global_load_dwordx4" if chip == "gfx942" else "ld.global.v4"
+    narrow = r"global_load_ushort" if chip == "gfx942" else r"ld\.global\S*\.b16"
+    for kernel in compiled_golden("decode", chip, all_variants=False):
+        if "TILE" not in kernel.launch.constants:
+            continue
+        numbers = {**kernel.launch.constants, **kernel.launch.options}
+        tile_bytes = numbers["TILE"] * 2 * numbers["HEAD_DIM"] * 2
+        needed = tile_bytes // (16 * numbers["num_warps"] * kernel.architecture.warp_size)
+        assert kernel.compiled.code.count(wide) >= needed, kernel.launch.variant
+        assert not re.search(narrow, kernel.compiled.code), kernel.launch.variant
+
+
+@pytest.mark.parametrize(("stem", "copy"), [("prefill", "cp.async.cg.shared.global")])
+def test_packed_keys_and_values_are_copied_in_16_bytes(stem: str, copy: str):
+    for kernel in compiled_golden(stem, "sm90", all_variants=False):
+        sizes = set(re.findall(r"cp\.async\.c[ag]\.shared\.global \[[^]]*\], \[[^]]*\], (\w+)", kernel.compiled.code))
+        assert sizes == {"0x10"}, (kernel.launch.variant, sizes)
+
+
+@pytest.mark.slow
+def test_unaligned_tensors_use_no_wgmma():
+    for kernel in compiled_golden("prefill", "sm90", all_variants=True):
+        assert kernel.launch.aligned == ("wgmma.mma_async" in kernel.compiled.code), kernel.launch.variant
 
 
 @pytest.mark.slow

@@ -49,11 +49,11 @@ INTERPRETED: dict[str, Callable[[], None]] = {}
 
 
 @functools.cache
-def outcomes() -> dict[str, str | None]:
-    """Run every test marked `interpreted` in one process; what went wrong in each, None where nothing did."""
+def outcomes() -> tuple[dict[str, str | None], str]:
+    """Run every test marked `interpreted` in one process: what went wrong in each, and how the process ended."""
     done = run_python("-m", "tests.test_launcher_values", environment={"TRITON_INTERPRET": "1"})
-    assert done.returncode == 0, done.stderr.decode()
-    return json.loads(done.stdout)
+    found = dict(json.loads(line) for line in done.stdout.decode().splitlines())
+    return found, f"the process ended with status {done.returncode} before or in this test\n{done.stderr.decode()}"
 
 
 def interpreted(test: Callable[[], None]) -> Callable[[], None]:
@@ -61,7 +61,8 @@ def interpreted(test: Callable[[], None]) -> Callable[[], None]:
 
     @functools.wraps(test)
     def outcome() -> None:
-        problem = outcomes()[test.__name__]
+        found, end = outcomes()
+        problem = found.get(test.__name__, end)
         assert problem is None, problem
 
     return outcome
@@ -71,14 +72,13 @@ def main() -> None:
     from dsl.verify.interpreter import repair
 
     repair()
-    found: dict[str, str | None] = {}
     for name, test in INTERPRETED.items():
         try:
             test()
-            found[name] = None
+            problem = None
         except Exception:
-            found[name] = traceback.format_exc()
-    print(json.dumps(found))
+            problem = traceback.format_exc()
+        print(json.dumps([name, problem]), flush=True)
 
 
 @interpreted
@@ -210,6 +210,41 @@ def test_check_passes_right_values() -> None:
     assert bit_equal(module.decode(*inputs.positional, check=True), module.decode(*inputs.positional))
     inputs = prefill_inputs(specs["prefill"])
     assert bit_equal(module.prefill(*inputs.positional, check=True), module.prefill(*inputs.positional))
+
+
+# Last, because a wrong address ends the process.
+
+
+def far(shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
+    """A view of a buffer of more than 2^31 elements, few of whose pages of memory are ever touched."""
+    return torch.empty(2**31 + 2**20, dtype=torch.bfloat16).as_strided(shape, strides)
+
+
+@interpreted
+def test_a_page_beyond_31_bits() -> None:
+    module, _ = small()
+    cache = far((2049, 16, 2, 16), (2**20, 32, 16, 1))
+    cache[0], cache[2048] = 5.0, 3.0
+    out, _ = module.decode(torch.zeros(1, 4, 16, dtype=torch.bfloat16), cache, cache, index(2048).view(1, 1), index(16))
+    assert (out == 3.0).all()
+
+
+@interpreted
+def test_heads_and_tokens_beyond_31_bits() -> None:
+    module, _ = small()
+    query = torch.zeros(1, 4, 16, dtype=torch.bfloat16)
+    cache = far((2, 16, 2, 16), (2**19, 16, 2**31, 1))
+    cache[1, :, 0], cache[1, :, 1] = 3.0, 5.0
+    heads = far((2, 2, 16), (16, 2**31, 1))
+    heads[:, 0], heads[:, 1] = 3.0, 5.0
+    for out, _ in (
+        module.decode(query, cache, cache, index(1).view(1, 1), index(16)),
+        module.prefill(query, heads, heads, index(0, 1), index(0, 2)),
+    ):
+        assert (out[:, :2] == 3.0).all() and (out[:, 2:] == 5.0).all()
+    tokens = far((2, 2, 16), (2**31, 16, 1))
+    tokens[0], tokens[1] = 3.0, 5.0
+    assert (module.prefill(query, tokens, tokens, index(0, 1), index(0, 2))[0] == 4.0).all()
 
 
 if __name__ == "__main__":

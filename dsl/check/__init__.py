@@ -18,7 +18,7 @@ from dsl.check.params import params
 from dsl.check.resolve import Drafts, relocate, resolve
 from dsl.check.workload import workloads
 from dsl.diagnostics import SpecError
-from dsl.source import Source, Span
+from dsl.source import Source
 from dsl.spec import Spec, SpecFile
 from dsl.syntax import parse
 
@@ -74,12 +74,9 @@ def _names_of_file(drafts: Drafts) -> None:
 
 
 def _spec(draft: Draft) -> Spec:
-    return Spec(name=draft.name, spans=MappingProxyType(_spans(draft)), **draft.values)
-
-
-def _spans(draft: Draft) -> dict[str, Span]:
-    """Where each field was written; the block's name stands for what was inherited or left out."""
-    spans: dict[str, Span] = dict.fromkeys(("name", *fields.FIELDS), draft.place)
-    spans.update({name: field.value.span for name, field in draft.fields.items()})
-    spans.update({f"param {name}": param.span for name, param in draft.params.items()})
-    return {name: draft.place if name in draft.inherited else place for name, place in spans.items()}
+    written = {name: field.value.span for name, field in draft.fields.items()}
+    written.update({f"param {name}": param.span for name, param in draft.params.items()})
+    inherited = {name: place for name, place in written.items() if name in draft.inherited}
+    # The block's name stands for what was inherited or left out.
+    spans = {**dict.fromkeys(("name", *fields.FIELDS), draft.place), **written, **dict.fromkeys(inherited, draft.place)}
+    return Spec(name=draft.name, spans=MappingProxyType(spans), inherited=MappingProxyType(inherited), **draft.values)

@@ -41,7 +41,8 @@ def plan_module(file: SpecFile, targets: Sequence[str] | None = None) -> ModuleP
         raise SpecError(file.source, found)
     kernels: list[KernelPlan] = []
     launches: list[LaunchPlan] = []
-    blocks = {spec.name: _plan_block(spec, kernels, launches, found) for spec in file.attentions}
+    blocks = {spec.name: _plan_block(spec, kernels, launches) for spec in file.attentions}
+    found = [_too_large(block) for block in blocks.values() if not block.configs]
     if found:
         raise SpecError(file.source, found)
     functions = [FunctionPlan(name, (block,), None, _title((block,))) for name, block in blocks.items()]
@@ -60,9 +61,7 @@ def _title(blocks: tuple[BlockPlan, ...]) -> str:
     return f"{_TITLES[spec.family].capitalize()}: {spec.dtype}, heads {spec.heads}/{spec.kv_heads}, head_dim {dims}."
 
 
-def _plan_block(
-    spec: Spec, kernels: list[KernelPlan], launches: list[LaunchPlan], found: list[Diagnostic]
-) -> BlockPlan:
+def _plan_block(spec: Spec, kernels: list[KernelPlan], launches: list[LaunchPlan]) -> BlockPlan:
     family = _KERNELS[spec.family]
     kernel, constants = family.kernel(spec, f"_{spec.family}_kernel")
     launch = _LAUNCHES[spec.family](spec, f"_{spec.family}")
@@ -72,8 +71,6 @@ def _plan_block(
         merging = merge(spec, "_merge_kernel")
         merging = replace(merging, kernel=_share(merging.kernel, kernels))
     configs, unfit = _fit(spec, family)
-    if not configs:
-        found.append(_too_large(spec, unfit))
     return BlockPlan(spec, kernel, _share(launch, launches), merging, constants, configs, unfit)
 
 
@@ -113,10 +110,7 @@ def _fit(spec: Spec, family: ModuleType) -> tuple[dict[str, Config], dict[str, i
     return (configs if unaligned is None else {**configs, "unaligned": unaligned}), unfit
 
 
-def _too_large(spec: Spec, unfit: dict[str, int]) -> Diagnostic:
-    return Diagnostic(
-        "ATTN510",
-        spec.spans["head_dim"],
-        f"the smallest tiles of {spec.dtype} with this head_dim need {min(unfit.values())} bytes of shared memory, "
-        "more than any known architecture has",
-    )
+def _too_large(block: BlockPlan) -> Diagnostic:
+    needed = min(block.unfit.values())
+    message = f"the smallest tiles of this block need {needed} bytes of shared memory, more than any known chip has"
+    return Diagnostic("ATTN510", block.spec.spans["head_dim"], message)

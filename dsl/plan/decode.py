@@ -159,11 +159,12 @@ def _group_tile(spec: Spec) -> int:
 
 
 def _chunk(spec: Spec, tile: int) -> int:
+    """Slots of one chunk: contiguous, in one page, and at least two chunks a tile, or Triton loads them one by one."""
     assert spec.block is not None
     runs = [
         contiguous_slots(layout, spec.block) for layout in (spec.k_layout, spec.v_layout) if layout[-1].name == "slot"
     ]
-    return min(tile, *runs) if runs else 0
+    return min(tile // 2, *runs) if runs else 0
 
 
 def shared_bytes(spec: Spec, constants: Mapping[str, int], num_stages: int) -> int:

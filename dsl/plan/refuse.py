@@ -14,7 +14,8 @@ def refusals(spec: Spec) -> Iterator[Diagnostic]:
     """Everything about a block that no plan target runs."""
 
     def refuse(code: str, field: str, message: str, help: str | None = None) -> Diagnostic:
-        return Diagnostic(code, spec.spans[field], message, help)
+        base = ((spec.inherited[field], "inherited from here"),) if field in spec.inherited else ()
+        return Diagnostic(code, spec.spans[field], message, help, base)
 
     if spec.family == "paged":
         yield refuse("ATTN501", "kv", "no kernel runs packed queries over a paged cache yet", "use `query = single`")
@@ -56,5 +57,7 @@ def target_refusals(spec: Spec, targets: Sequence[str] | None) -> Iterator[Diagn
             f"no plan target {' or '.join(spec.targets)} for this attention",
             f"known targets: {', '.join(TARGETS)}",
         )
-    elif targets is not None and spec.targets is not None and not set(targets) & set(spec.targets):
-        yield Diagnostic("ATTN511", spec.spans["targets"], f"the spec leaves out the target {' or '.join(targets)}")
+    if targets is not None and not set(targets) & set(spec.targets or TARGETS) & set(TARGETS):
+        known = ", ".join(target for target in TARGETS if target in (spec.targets or TARGETS))
+        message = f"this attention cannot be built for the target {' or '.join(targets)}"
+        yield Diagnostic("ATTN511", spec.spans["targets"], message, f"its targets: {known}")

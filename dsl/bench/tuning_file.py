@@ -1,0 +1,64 @@
+"""The file that keeps measured tiles, as `dsl.plan.tuned` reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dsl.bench.measure import Machine
+from dsl.spec import ITEMSIZE, Spec
+
+SCHEMA = "attnspec.tuning/1"
+
+
+class Key(NamedTuple):
+    """Which blocks an entry serves: those of its family and itemsize, up to its head dimension and group.
+
+    The first entry that serves a block counts, so entries stand in this order: the closest fit comes first.
+    """
+
+    family: str
+    itemsize: int
+    head_dim: int
+    group: int
+
+
+class TuningFileError(Exception):
+    """The file exists and is no file of measured tiles."""
+
+
+def key_of(spec: Spec) -> Key:
+    return Key(spec.family, ITEMSIZE[spec.dtype], max(spec.head_dim_qk, spec.head_dim_v), spec.group)
+
+
+def read_entries(path: Path) -> dict[Key, dict[str, int]]:
+    """The entries of a file, none where it does not exist yet. Raises OSError or TuningFileError."""
+    if not path.exists():
+        if not path.parent.is_dir():
+            raise TuningFileError(f"{path}: there is no such folder")
+        return {}
+    try:
+        data: Any = json.loads(path.read_text(encoding="utf-8"))
+        if data["schema"] != SCHEMA:
+            raise KeyError("schema")
+        return {Key(*(entry[name] for name in Key._fields)): dict(entry["config"]) for entry in data["entries"]}
+    except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+        raise TuningFileError(f"{path}: is no file of measured tiles") from error
+
+
+def text_of(machine: Machine, entries: Mapping[Key, Mapping[str, int]]) -> str:
+    """The text of a file with these entries."""
+    return (
+        json.dumps(
+            {
+                "schema": SCHEMA,
+                "gpu": machine.gpu,
+                "triton": machine.triton,
+                "entries": [{**key._asdict(), "config": dict(entries[key])} for key in sorted(entries)],
+            },
+            indent=2,
+        )
+        + "\n"
+    )
