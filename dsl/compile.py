@@ -100,12 +100,13 @@ def compile_module(
     for launch in launches(plan, architecture, all_variants):
         function = getattr(module, launch.kernel.name)
         pointers = [argument.name for argument in launch.kernel.arguments if argument.kind == "pointer"]
+        known = [name for name in pointers if name not in launch.kernel.unspecialized_pointers]
         try:
             compiled = compile_function(
                 function,
                 launch.types,
                 launch.constants,
-                pointers if launch.aligned else (),
+                known if launch.aligned else (),
                 architecture,
                 {**launch.options, "enable_fp_fusion": True},
             )

@@ -74,6 +74,19 @@ class CacheAccess:
     tiles: tuple[Tile, ...]
 
     @property
+    def has_heads(self) -> bool:
+        """The layout has a KV head axis: the pointer to a head is an expression, which can carry an alignment."""
+        return self.head != self.tensor
+
+    @property
+    def aligned_head(self) -> str:
+        return f"tl.multiple_of({self.head}, ALIGNED_BYTES)" if self.has_heads else self.head
+
+    @property
+    def page_strides(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.strides if name.startswith(_page_strides(self.letter)))
+
+    @property
     def hoisted(self) -> tuple[tuple[str, str, str], ...]:
         return tuple(line for tile in self.tiles for line in tile.hoisted)
 
@@ -108,6 +121,11 @@ def stride_name(letter: str, axis: Axis) -> str:
     word = {"kv_head": "head", "q_token": "token", "kv_token": "token"}.get(axis.name, axis.name)
     suffix = {"whole": "", "outer": "_outer", "inner": "_inner"}[axis.part]
     return f"stride_{letter}_{word}{suffix}"
+
+
+def _page_strides(letter: str) -> tuple[str, ...]:
+    """How the names of strides within a page begin."""
+    return stride_name(letter, Axis("slot")), stride_name(letter, Axis("dim"))
 
 
 def stride_arguments(letter: str, layout: Layout) -> tuple[tuple[str, int], ...]:

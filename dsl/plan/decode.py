@@ -69,8 +69,14 @@ class DecodeKernel(KernelPlan):
         return tuple(KeyDot(tile, ", scores" if number else "") for number, tile in enumerate(self.k.tiles))
 
     @property
-    def aligned_strides(self) -> tuple[str, ...]:
-        return tuple(name for name in self.runtime_integers if name in _aligned(self.k, self.v))
+    def wide_strides(self) -> tuple[str, ...]:
+        """Strides between sequences, heads and pages, which always count in 64 bits."""
+        return tuple(name for name in _aligned(self.k, self.v) if name not in self.page_strides)
+
+    @property
+    def page_strides(self) -> tuple[str, ...]:
+        """Strides within a page, which count in 64 bits only where a page is that large."""
+        return tuple(name for cache in self.caches for name in cache.page_strides)
 
     @property
     def may_split(self) -> bool:
@@ -128,11 +134,12 @@ def kernel(spec: Spec, name: str) -> tuple[DecodeKernel, dict[str, float]]:
     )
     arguments = (
         Argument("query", "pointer", "data"),
-        *(Argument(tensor, "pointer", "cache") for tensor in ("k_cache", "v_cache")),
+        Argument("k_cache", "pointer", "cache", varies=k_access.has_heads),
+        Argument("v_cache", "pointer", "cache", varies=v_access.has_heads),
         *(Argument(tensor, "pointer", "index") for tensor in ("block_tables", "seq_lens")),
         Argument("out", "pointer", "data"),
         *((Argument("out_lse", "pointer", "fp32"),) if spec.lse else ()),
-        *(Argument(tensor, "pointer", "fp32") for tensor in ("split_out", "split_lse") if splits),
+        *(Argument(tensor, "pointer", "fp32", varies=False) for tensor in ("split_out", "split_lse") if splits),
         *(Argument(integer, "integer", "int32") for integer in integers),
         *(Argument(constant, "constant", "") for constant in (*constants, *tile_constants)),
     )

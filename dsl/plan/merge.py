@@ -24,7 +24,7 @@ def merge(spec: Spec, name: str) -> MergePlan:
     integers = ("num_splits", "stride_out_seq", "stride_out_head")
     integers += ("stride_lse_seq", "stride_lse_head") if spec.lse else ()
     arguments = (
-        *(Argument(tensor, "pointer", "fp32") for tensor in ("split_out", "split_lse")),
+        *(Argument(tensor, "pointer", "fp32", varies=False) for tensor in ("split_out", "split_lse")),
         Argument("out", "pointer", "data"),
         *((Argument("out_lse", "pointer", "fp32"),) if spec.lse else ()),
         *(Argument(integer, "integer", "int32") for integer in integers),

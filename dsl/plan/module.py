@@ -19,12 +19,13 @@ class Argument:
     """One argument of a kernel.
 
     `kind` is `pointer`, `integer` or `constant`. A pointer's dtype is a word of the language, or `data` and `cache` for
-    the block's own, or `index` for int32 or int64.
+    the block's own, or `index` for int32 or int64; `varies` says that its alignment is the caller's choice.
     """
 
     name: str
     kind: str
     dtype: str
+    varies: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,11 @@ class KernelPlan:
     @property
     def constants(self) -> tuple[str, ...]:
         return tuple(argument.name for argument in self.arguments if argument.kind == "constant")
+
+    @property
+    def unspecialized_pointers(self) -> tuple[str, ...]:
+        """Pointers whose alignment Triton must not look at: the kernel says itself what it may assume."""
+        return tuple(argument.name for argument in self.arguments if argument.kind == "pointer" and argument.varies)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,8 +46,14 @@ class PrefillKernel(KernelPlan):
     rows: str = "BLOCK_Q"
 
     @property
-    def aligned_strides(self) -> tuple[str, ...]:
-        return STRIDES
+    def wide_strides(self) -> tuple[str, ...]:
+        """Strides that always count in 64 bits."""
+        return tuple(name for name in STRIDES if name not in self.tile_strides)
+
+    @property
+    def tile_strides(self) -> tuple[str, ...]:
+        """Strides within a tile, which count in 64 bits only where a tile is that large."""
+        return ("stride_k_token", "stride_v_token")
 
 
 STRIDES = tuple(f"stride_{tensor}_{axis}" for tensor in ("q", "k", "v", "out") for axis in ("token", "head"))
