@@ -6,6 +6,7 @@ import functools
 import os
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -231,6 +232,61 @@ def test_a_dispatch_refuses_a_wrong_rank(decode: ModuleType, name: str) -> None:
     arguments = decode_arguments()
     with pytest.raises(ValueError, match="paged_attention_decode: "):
         decode.paged_attention_decode(**{**arguments, name: arguments[name][0]})
+
+
+# What is launched.
+
+
+class Recorder:
+    """Stands in for a kernel: remembers each launch's grid and keywords."""
+
+    def __init__(self) -> None:
+        self.launches: list[tuple[tuple[int, ...], dict[str, Any]]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda *arguments, **keywords: self.launches.append((grid, keywords))
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch, module: ModuleType, record: str) -> Recorder:
+    recorder = Recorder()
+    block = getattr(module, record)
+    monkeypatch.setattr(module, record, block._replace(kernel=recorder, merge=recorder))
+    return recorder
+
+
+def test_nothing_is_launched_for_nothing(
+    decode: ModuleType, prefill: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode_recorder = recorded(monkeypatch, decode, "_BF16_4_1")
+    per_sequence = ("query", "block_tables", "seq_lens")
+    empty = {name: tensor[:0] if name in per_sequence else tensor for name, tensor in decode_arguments().items()}
+    assert decode.bf16_4_1(**empty).shape == (0, 4, 128)
+    prefill_recorder = recorded(monkeypatch, prefill, "_BF16_4_72")
+    assert prefill.bf16_4_72(**prefill_arguments(q=torch.empty(0, 4, 72, dtype=torch.bfloat16))).shape == (0, 4, 72)
+    assert decode_recorder.launches == prefill_recorder.launches == []
+
+
+def test_launches_depend_on_shapes_alone(decode: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = recorded(monkeypatch, decode, "_BF16_4_1")
+    arguments = {**decode_arguments(), "block_tables": torch.zeros(2, 200, dtype=torch.int32)}
+    for lengths in (index(0, 0), index(5, 3200), index(3200, 3200)):
+        decode.bf16_4_1(**{**arguments, "seq_lens": lengths})
+    assert len(recorder.launches) == 6, "a split and a merge for each call"
+    assert recorder.launches[:2] == recorder.launches[2:4] == recorder.launches[4:]
+
+
+def test_one_tensor_that_is_unaligned_makes_narrow_loads(decode: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = recorded(monkeypatch, decode, "_BF16_4_1")
+    arguments = decode_arguments()
+    decode.bf16_4_1(**arguments)
+    for name in ("query", "k_cache", "v_cache"):
+        tensor = arguments[name]
+        shifted = torch.empty(tensor.numel() + 1, dtype=tensor.dtype)[1:].view(tensor.shape)
+        spread = torch.empty(*tensor.shape[:-1], tensor.shape[-1] + 1, dtype=tensor.dtype)[..., :-1]
+        decode.bf16_4_1(**{**arguments, name: shifted})
+        decode.bf16_4_1(**{**arguments, name: spread})
+    decode.bf16_4_1(**arguments, out=torch.empty(2, 4, 129, dtype=torch.bfloat16)[..., 1:])
+    assert [keywords["ALIGNMENT"] for _, keywords in recorder.launches if "ALIGNMENT" in keywords] == [8, *[1] * 7]
 
 
 # Without a GPU.

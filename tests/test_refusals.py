@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
-import dsl.plan
-from dsl.architecture import ARCHITECTURES, UNLISTED
+from dsl.architecture import ARCHITECTURES
 from dsl.catalogue import CATALOGUE
 from dsl.check import load_spec
 from dsl.diagnostics import SpecError
@@ -115,17 +113,6 @@ def test_a_target_of_the_caller_that_no_kernel_has() -> None:
 
 
 # Shared memory.
-
-
-def test_a_block_that_fits_no_chip(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No spec is too large for every known chip, so this one knows small chips only."""
-    chips = tuple(replace(chip, shared_bytes=8 * 1024) for chip in ARCHITECTURES)
-    monkeypatch.setattr(dsl.plan, "ARCHITECTURES", chips)
-    monkeypatch.setattr(dsl.plan, "UNLISTED", replace(UNLISTED, shared_bytes=8 * 1024))
-    found = refusal(block(PREFILL, head_dim="256")).diagnostics
-    assert [finding.code for finding in found] == ["ATTN510"]
-    needed = re.findall(r"need (\d+) bytes", found[0].message)
-    assert needed and int(needed[0]) > 8 * 1024
 
 
 def test_chips_that_a_block_does_not_fit_are_known_with_the_bytes() -> None:

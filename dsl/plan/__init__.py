@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TypeVar
 
 from dsl.architecture import ARCHITECTURES, UNLISTED
-from dsl.diagnostics import Diagnostic, SpecError
+from dsl.diagnostics import SpecError
 from dsl.plan import decode, prefill
 from dsl.plan.launch import decode_launch, prefill_launch
 from dsl.plan.merge import merge
@@ -42,9 +42,6 @@ def plan_module(file: SpecFile, targets: Sequence[str] | None = None) -> ModuleP
     kernels: list[KernelPlan] = []
     launches: list[LaunchPlan] = []
     blocks = {spec.name: _plan_block(spec, kernels, launches) for spec in file.attentions}
-    found = [_too_large(block) for block in blocks.values() if not block.configs]
-    if found:
-        raise SpecError(file.source, found)
     functions = [FunctionPlan(name, (block,), None, _title((block,))) for name, block in blocks.items()]
     for dispatch in file.dispatches:
         members = tuple(blocks[name] for name in dispatch.blocks)
@@ -100,17 +97,10 @@ def _fit(spec: Spec, family: ModuleType) -> tuple[dict[str, Config], dict[str, i
             chosen[chip.name] = fitting[0]
         else:
             unfit[chip.name] = min(config.shared_bytes for config in candidates)
-    if not chosen:
-        return {}, unfit
+    assert chosen, "the smallest tiles of any block fit the chips with the most shared memory"
     default = chosen.pop(UNLISTED.name, None)
     unfit.pop(UNLISTED.name, None)
     smallest = default or min(chosen.values(), key=lambda config: config.shared_bytes)
     configs = {"default": smallest, **{name: config for name, config in chosen.items() if config != smallest}}
     unaligned = family.unaligned_config(spec)
     return (configs if unaligned is None else {**configs, "unaligned": unaligned}), unfit
-
-
-def _too_large(block: BlockPlan) -> Diagnostic:
-    needed = min(block.unfit.values())
-    message = f"the smallest tiles of this block need {needed} bytes of shared memory, more than any known chip has"
-    return Diagnostic("ATTN510", block.spec.spans["head_dim"], message)

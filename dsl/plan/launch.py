@@ -68,7 +68,7 @@ class DecodeLaunch(LaunchPlan):
 
     @property
     def programs_per_processor(self) -> int:
-        return 8
+        return 6
 
     @property
     def tiles_per_split(self) -> int:
