@@ -129,10 +129,11 @@ def launched(module: ModuleType, launch: str, name: str, file: SpecFile, case: C
 
 
 @pytest.mark.parametrize(
-    ("programs", "tiles", "expected"), [(1, 1000, 64), (1, 8, 8), (132, 1000, 8), (9999, 1000, 1), (0, 0, 1)]
+    ("programs", "tiles", "expected"),
+    [(1, 1000, 64), (1, 8, 8), (132, 1000, 8), (132, 8, 2), (9999, 1000, 1), (0, 0, 1)],
 )
 def test_auto_splits(programs: int, tiles: int, expected: int):
-    rule = {"programs_per_processor": 8, "tiles_per_split": 1, "maximum_splits": 64}
+    rule = {"programs_per_processor": 8, "tiles_per_split": 4, "maximum_splits": 64}
     assert auto_splits(programs, tiles, 132, **rule) == expected
 
 

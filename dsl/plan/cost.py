@@ -93,7 +93,8 @@ def auto_splits(
 ) -> int:
     """Enough splits to fill the GPU with programs, as long as each has tiles to do."""
     wanted = programs_per_processor * processors // max(1, programs)
-    return max(1, min(wanted, tiles // tiles_per_split, maximum_splits))
+    least = 1 if programs < processors else tiles_per_split
+    return max(1, min(wanted, tiles // least, maximum_splits))
 
 
 def num_splits(block: BlockPlan, config: Mapping[str, int], seqs: int, width: int, processors: int) -> int:

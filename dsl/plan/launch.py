@@ -72,7 +72,7 @@ class DecodeLaunch(LaunchPlan):
 
     @property
     def tiles_per_split(self) -> int:
-        return 1
+        return 4
 
     @property
     def maximum_splits(self) -> int:
