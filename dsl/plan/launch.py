@@ -68,7 +68,7 @@ class DecodeLaunch(LaunchPlan):
 
     @property
     def programs_per_processor(self) -> int:
-        return 6
+        return 4
 
     @property
     def tiles_per_split(self) -> int:
