@@ -1,7 +1,7 @@
 """Axis lists to addresses: the only place that knows how a tile of a cache is read for a given layout.
 
-A tile of a paged cache is addressed as `head + tokens + dims`: `head` is a pointer to the KV head, `tokens` an offset
-per token (page and slot), `dims` an offset per element of the head dimension. Two shapes of tile cover every layout:
+A tile of a paged cache is addressed as `rows + dims`: `rows` are pointers to tokens of one KV head, or chunks of slots
+(head, page and slot); `dims` are offsets per element of the head dimension. Two shapes of tile cover every layout:
 
 * *token rows*, where the contiguous axis belongs to `dim`: `[TILE, dim]`, or `[TILE, dim/N, N]` where the dimension is
   split, so that neighbouring lanes take neighbouring tokens and each reads one contiguous run;
@@ -63,24 +63,16 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class CacheAccess:
-    """One paged cache: its stride arguments, the per-token offset, and a `Tile` for each piece of the dimension."""
+    """One paged cache: its stride arguments, the pointers to its rows, and a `Tile` for each piece of the dimension."""
 
     tensor: str
     letter: str
     chunked: bool
     strides: tuple[tuple[str, int], ...]
     head: str
-    token_offset: str
+    rows: str
+    alignment: str | None
     tiles: tuple[Tile, ...]
-
-    @property
-    def has_heads(self) -> bool:
-        """The layout has a KV head axis: the pointer to a head is an expression, which can carry an alignment."""
-        return self.head != self.tensor
-
-    @property
-    def aligned_head(self) -> str:
-        return f"tl.multiple_of({self.head}, ALIGNED_BYTES)" if self.has_heads else self.head
 
     @property
     def page_strides(self) -> tuple[str, ...]:
@@ -91,7 +83,7 @@ class CacheAccess:
         return tuple(line for tile in self.tiles for line in tile.hoisted)
 
 
-_TOKEN_AXES = (("block", "page.to(tl.int64)"), ("slot", "slot"))
+_TOKEN_AXES = (("block", "page"), ("slot", "slot"))
 
 
 def find(layout: Layout, name: str) -> tuple[Axis, ...]:
@@ -152,13 +144,14 @@ def paged_cache(tensor: str, letter: str, layout: Layout, pieces: tuple[DimPiece
     """Plan the addresses of a paged cache.
 
     The kernel has in scope: `<letter>_head` (pointer), `token_page`/`token_slot` `[TILE]` or `chunk_page`/`chunk_slot`
-    `[TILE // CHUNK]`, `live` `[TILE]` and `chunk_live` `[TILE // CHUNK]`, `in_chunk` `[CHUNK]`.
+    `[TILE // CHUNK]`, `token_live` `[TILE]` and `chunk_live` `[TILE // CHUNK]`, `in_chunk` `[CHUNK]`.
     """
     chunked = layout[-1].name == "slot"
     index = "chunk" if chunked else "token"
     # Within a chunk the slot offset is the chunk's own arange, so the contiguous part contributes its first element.
-    token_offset = " + ".join(_offset(letter, layout, name, f"{index}_{word}") for name, word in _TOKEN_AXES)
+    offset = " + ".join(_offset(letter, layout, name, f"{index}_{word}") for name, word in _TOKEN_AXES)
     has_heads = bool(find(layout, "kv_head"))
+    alignment = {"dim": "ALIGNED_BYTES", "slot": "CHUNK_BYTES"}.get(layout[-1].name)
     make = _chunk_tile if chunked else _row_tile
     return CacheAccess(
         tensor=tensor,
@@ -166,7 +159,8 @@ def paged_cache(tensor: str, letter: str, layout: Layout, pieces: tuple[DimPiece
         chunked=chunked,
         strides=stride_arguments(letter, layout),
         head=f"{tensor} + {_offset(letter, layout, 'kv_head', 'kv_head.to(tl.int64)')}" if has_heads else tensor,
-        token_offset=token_offset,
+        rows=f"{letter}_head + {offset}",
+        alignment=alignment,
         tiles=tuple(make(letter, layout, piece) for piece in pieces),
     )
 
@@ -192,7 +186,7 @@ def _row_tile(letter: str, layout: Layout, piece: DimPiece) -> Tile:
                 f"[{groups}, {width}]",
             ),
         ]
-        mask = "live[:, None, None]"
+        mask = "token_live[:, None, None]"
         if piece.live:
             hoisted.append((f"{dims}_live", f"{group} < {piece.live} // {width}", f"[{groups}]"))
             mask += f" & {dims}_live[None, :, None]"
@@ -201,20 +195,20 @@ def _row_tile(letter: str, layout: Layout, piece: DimPiece) -> Tile:
             suffix=piece.suffix,
             size=piece.size,
             hoisted=tuple(hoisted),
-            address=f"{letter}_head + {letter}_tokens[:, None, None] + {dims}[None, :, :]",
+            address=f"{letter}_rows[:, None, None] + {dims}[None, :, :]",
             mask=mask,
             shape=f"[TILE, {groups}, {width}]",
             keys=f"tl.trans(tl.reshape({name}, [TILE, {piece.size}]))",
             values=f"tl.reshape({name}, [TILE, {piece.size}])",
         )
     hoisted, live = _flat_dims(letter, layout, piece)
-    mask = "live[:, None]" + (f" & {live}[None, :]" if live else "")
+    mask = "token_live[:, None]" + (f" & {live}[None, :]" if live else "")
     return Tile(
         name=name,
         suffix=piece.suffix,
         size=piece.size,
         hoisted=hoisted,
-        address=f"{letter}_head + {letter}_tokens[:, None] + {dims}[None, :]",
+        address=f"{letter}_rows[:, None] + {dims}[None, :]",
         mask=mask,
         shape=f"[TILE, {piece.size}]",
         keys=f"tl.trans({name})",
@@ -231,11 +225,11 @@ def _chunk_tile(letter: str, layout: Layout, piece: DimPiece) -> Tile:
         suffix=piece.suffix,
         size=piece.size,
         hoisted=hoisted,
-        address=f"{letter}_head + {dims}[:, None, None] + {letter}_tokens[None, :, None] + in_chunk[None, None, :]",
+        address=f"{letter}_rows[None, :, None] + {dims}[:, None, None] + in_chunk[None, None, :]",
         mask=mask,
         shape=f"[{piece.size}, TILE // CHUNK, CHUNK]",
         keys=f"tl.reshape({name}, [{piece.size}, TILE])",
-        values=f"tl.trans(tl.where(live[None, :], tl.reshape({name}, [{piece.size}, TILE]), 0.0))",
+        values=f"tl.trans(tl.where(token_live[None, :], tl.reshape({name}, [{piece.size}, TILE]), 0.0))",
     )
 
 

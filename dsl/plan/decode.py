@@ -134,8 +134,8 @@ def kernel(spec: Spec, name: str) -> tuple[DecodeKernel, dict[str, float]]:
     )
     arguments = (
         Argument("query", "pointer", "data"),
-        Argument("k_cache", "pointer", "cache", varies=k_access.has_heads),
-        Argument("v_cache", "pointer", "cache", varies=v_access.has_heads),
+        Argument("k_cache", "pointer", "cache"),
+        Argument("v_cache", "pointer", "cache"),
         *(Argument(tensor, "pointer", "index") for tensor in ("block_tables", "seq_lens")),
         Argument("out", "pointer", "data"),
         *((Argument("out_lse", "pointer", "fp32"),) if spec.lse else ()),
