@@ -215,9 +215,9 @@ def _split_rule(block: BlockPlan) -> str:
     if spec.split.kind == "fixed":
         return f"fixed: parts of {spec.split.keys} keys, as many as a row of the table can hold"
     return (
-        f"auto: {launch.programs_per_processor} * processors // programs, from 1 to {launch.maximum_splits}, each of "
-        f"at least {launch.tiles_per_split} tiles unless processors would idle; programs = grid[0], tiles = keys of a row "
-        "of the table / TILE"
+        f"auto: {launch.programs_per_processor} * processors // programs, from 1 to {launch.maximum_splits}, of at "
+        f"least {launch.tiles_per_split} tiles each unless processors would idle; programs = grid[0], tiles = keys of "
+        "a row of the table / TILE"
     )
 
 

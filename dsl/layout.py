@@ -47,7 +47,8 @@ class Tile:
     """How one piece of one cache is loaded: printed expressions, ready for the template.
 
     `hoisted` are (name, expression, shape) that do not change over the loop. `keys` is the loaded tile as
-    `[dim, TILE]`, `values` as `[TILE, dim]` with zeros in dead slots, which may hold anything: 0 * NaN is NaN.
+    `[dim, TILE]`, `values` as `[TILE, dim]` (None: it is that already) with zeros in dead slots, which may hold
+    anything: 0 * NaN is NaN.
     """
 
     name: str
@@ -58,7 +59,11 @@ class Tile:
     mask: str
     shape: str
     keys: str
-    values: str
+    values: str | None
+
+    @property
+    def value_name(self) -> str:
+        return f"v{self.suffix}" if self.values else self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +217,7 @@ def _row_tile(letter: str, layout: Layout, piece: DimPiece) -> Tile:
         mask=mask,
         shape=f"[TILE, {piece.size}]",
         keys=f"tl.trans({name})",
-        values=name,
+        values=None,
     )
 
 

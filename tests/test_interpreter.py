@@ -52,3 +52,21 @@ def test_casts_round_as_pytorch_does(folder: str) -> None:
 @versions
 def test_bf16_arithmetic(folder: str) -> None:
     assert probe(folder)["product"] == 0
+
+
+UNREPAIRED = """
+import torch
+from dsl.load import load
+
+module = load("{path}")
+query = torch.ones(1, 4, 128, dtype=torch.bfloat16)
+cache = torch.ones(1, 1, 16, 16, 8, dtype=torch.bfloat16), torch.ones(1, 1, 128, 16, dtype=torch.bfloat16)
+module.bf16_4_1(query, *cache, torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, dtype=torch.int32))
+"""
+
+
+def test_an_interpreter_that_is_not_repaired_is_refused_for_bf16():
+    script = UNREPAIRED.format(path=ROOT / "generated" / "decode.py")
+    done = run_python("-c", script, environment={"PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "1"})
+    assert done.returncode == 1
+    assert b"interpreter computes bf16 wrongly" in done.stderr

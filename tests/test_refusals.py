@@ -129,6 +129,7 @@ def widest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     spec.write_text(block(WIDEST))
     module = load(build(spec, tmp_path))
     monkeypatch.setattr(module, "_INTERPRETED", True)
+    monkeypatch.setattr("triton.runtime.interpreter.InterpreterBuilder.is_repaired", True, raising=False)
     monkeypatch.setattr(module, "_architecture", lambda device: ("sm86", 84))
     return module
 

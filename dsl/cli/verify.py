@@ -74,6 +74,7 @@ def verify(
             note(f"FAILED {row.function}, {row.case}: {row.problem or 'the error is above the bar'}")
         for line in report.not_run:
             note(f"not run: {line}")
+        note(f"{len(report.rows) - len(report.failures)} of {len(report.rows)} passed")
     if not report.rows:
         if not as_json:
             note("error: nothing to verify under that name")

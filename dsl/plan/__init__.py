@@ -18,6 +18,7 @@ from dsl.plan.launch import decode_launch, prefill_launch
 from dsl.plan.merge import merge
 from dsl.plan.module import BlockPlan, Config, FunctionPlan, KernelPlan, LaunchPlan, MergePlan, ModulePlan
 from dsl.plan.refuse import refusals, target_refusals
+from dsl.source import Source
 from dsl.spec import Spec, SpecFile
 
 __all__ = ["BlockPlan", "ModulePlan", "plan_module"]
@@ -41,7 +42,7 @@ def plan_module(file: SpecFile, targets: Sequence[str] | None = None) -> ModuleP
         raise SpecError(file.source, found)
     kernels: list[KernelPlan] = []
     launches: list[LaunchPlan] = []
-    blocks = {spec.name: _plan_block(spec, kernels, launches) for spec in file.attentions}
+    blocks = {spec.name: _plan_block(spec, file.source, kernels, launches) for spec in file.attentions}
     functions = [FunctionPlan(name, (block,), None, _title((block,))) for name, block in blocks.items()]
     for dispatch in file.dispatches:
         members = tuple(blocks[name] for name in dispatch.blocks)
@@ -58,7 +59,7 @@ def _title(blocks: tuple[BlockPlan, ...]) -> str:
     return f"{_TITLES[spec.family].capitalize()}: {spec.dtype}, heads {spec.heads}/{spec.kv_heads}, head_dim {dims}."
 
 
-def _plan_block(spec: Spec, kernels: list[KernelPlan], launches: list[LaunchPlan]) -> BlockPlan:
+def _plan_block(spec: Spec, source: Source, kernels: list[KernelPlan], launches: list[LaunchPlan]) -> BlockPlan:
     family = _KERNELS[spec.family]
     kernel, constants = family.kernel(spec, f"_{spec.family}_kernel")
     launch = _LAUNCHES[spec.family](spec, f"_{spec.family}")
@@ -68,7 +69,8 @@ def _plan_block(spec: Spec, kernels: list[KernelPlan], launches: list[LaunchPlan
         merging = merge(spec, "_merge_kernel")
         merging = replace(merging, kernel=_share(merging.kernel, kernels))
     configs, unfit = _fit(spec, family)
-    return BlockPlan(spec, kernel, _share(launch, launches), merging, constants, configs, unfit)
+    place = (PurePath(source.name).name, source.position(spec.spans["name"].start)[0])
+    return BlockPlan(spec, kernel, _share(launch, launches), merging, constants, configs, unfit, place)
 
 
 def _share(text: Text, known: list[Text]) -> Text:

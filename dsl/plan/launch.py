@@ -84,7 +84,7 @@ class DecodeLaunch(LaunchPlan):
             *(f"{shape.argument}: {shape.axes}" for shape in self.shapes),
             "block_tables: [seq, page], the page of each run of keys; entries past a length may hold anything",
             "seq_lens: [seq], clamped to what a row of block_tables holds; 0 gives a row of zeros",
-            *_RESULT_DOCUMENTATION,
+            *_result_documentation(self.lse, "seq"),
         )
 
 
@@ -104,8 +104,16 @@ class PrefillLaunch(LaunchPlan):
         return (
             *(f"{shape.argument}: {shape.axes}" for shape in self.shapes),
             "cu_seqlens_q, cu_seqlens_k: [seq + 1], where sequences begin; rows of no sequence become zeros",
-            *_RESULT_DOCUMENTATION,
+            *_result_documentation(self.lse, "q_token"),
         )
+
+
+def _result_documentation(lse: bool, tokens: str) -> tuple[str, ...]:
+    lines = _RESULT_DOCUMENTATION
+    if not lse:
+        return lines
+    words = f"Returns (out, out_lse); out_lse: [head, {tokens}], float32, the natural log of the softmax's denominator"
+    return (*lines, words)
 
 
 _RESULT_DOCUMENTATION = (

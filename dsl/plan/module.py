@@ -73,6 +73,11 @@ class LaunchPlan:
         return "(out, out_lse)" if self.lse else "(out,)"
 
     @property
+    def result_strings(self) -> str:
+        """The printed tuple of the results' names."""
+        return '("out", "out_lse")' if self.lse else '("out",)'
+
+    @property
     def keywords(self) -> str:
         return f"{self.results}, workspace, check"
 
@@ -123,11 +128,17 @@ class BlockPlan:
     constants: Mapping[str, Number]
     configs: Mapping[str, Config]
     unfit: Mapping[str, int]
+    place: tuple[str, int]
 
     @property
     def record(self) -> str:
         """The name of the block's record in the module."""
         return f"_{self.spec.name.upper()}"
+
+    @property
+    def provenance(self) -> str:
+        """Where the block stands: the spec's base name and the line."""
+        return f"{self.place[0]}:{self.place[1]}"
 
     @property
     def torch_dtype(self) -> str:
@@ -170,7 +181,7 @@ class FunctionPlan:
     @property
     def chooser(self) -> str:
         """The printed function from tensors to block."""
-        return f"_choose_{self.name}" if self.table else f"lambda *tensors: {self.blocks[0].record}"
+        return f"_choose_{self.name}" if self.table else f"lambda *tensors, **named: {self.blocks[0].record}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +202,15 @@ class ModulePlan:
     @property
     def has_lse(self) -> bool:
         return any(launch.lse for launch in self.launches)
+
+    @property
+    def has_pages(self) -> bool:
+        return any(block.spec.kv == "paged" for block in self.blocks)
+
+    @property
+    def has_unaligned(self) -> bool:
+        """Some block has tiles of its own for tensors that cannot be read in 16-byte loads."""
+        return any("unaligned" in block.configs for block in self.blocks)
 
     @property
     def public_names(self) -> tuple[str, ...]:
