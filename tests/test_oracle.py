@@ -22,7 +22,6 @@ from dsl.verify.layouts import to_logical, to_physical
 from dsl.verify.oracle import oracle, oracle_rows, row_view
 
 X_SPLIT = "k_cache = [block, kv_head, dim/8, slot, dim%8]  v_cache = [block, kv_head, dim, slot]"
-from tests.conftest import ROOT
 
 
 def spec_of(body: str) -> Spec:
