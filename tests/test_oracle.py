@@ -20,6 +20,7 @@ from dsl.verify.evaluate import Scope, alibi_slopes, evaluate
 from dsl.verify.inputs import make_inputs
 from dsl.verify.layouts import to_logical, to_physical
 from dsl.verify.oracle import oracle, oracle_rows, row_view
+from tests.conftest import ROOT
 
 X_SPLIT = "k_cache = [block, kv_head, dim/8, slot, dim%8]  v_cache = [block, kv_head, dim, slot]"
 
