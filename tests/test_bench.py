@@ -237,7 +237,7 @@ def tunable(file: SpecFile, clock: FakeClock, seconds: Callable[[dict[str, int]]
             raise found
         return attend(file, clock, found or 1e-6, lambda count: found is None)(*tensors, **buffers)
 
-    return job_of(file, small=function, _SMALL=record)
+    return job_of(file, small=function, _small_block=record)
 
 
 def test_the_fastest_right_candidate_is_chosen():
@@ -250,15 +250,15 @@ def test_the_fastest_right_candidate_is_chosen():
 
     clock, file = FakeClock(), file_of(DECODE + WORKLOAD)
     job = tunable(file, clock, seconds)
-    before = json.dumps(job.module._SMALL.configs)
+    before = json.dumps(job.module._small_block.configs)
     (choice,) = tune_jobs([job], clock, lambda line: None).choices
     assert choice.key == Key("decode", 2, 64, 4) and choice.blocks == ("small",)
     assert choice.config == {"TILE": 32, "num_warps": 1, "num_stages": 1}
-    planned = job.module._SMALL.configs.get("sm90", job.module._SMALL.configs["default"])
+    planned = job.module._small_block.configs.get("sm90", job.module._small_block.configs["default"])
     assert choice.gain == pytest.approx(seconds(planned) / 1e-5)  # type: ignore[operator]
     assert any(line.startswith("TILE 16 num_warps 1 num_stages 1: the error is") for line in choice.skipped)
     assert any(line == "TILE 64 num_warps 8 num_stages 1: RuntimeError: out of registers" for line in choice.skipped)
-    assert json.dumps(job.module._SMALL.configs) == before
+    assert json.dumps(job.module._small_block.configs) == before
 
 
 def test_no_possible_candidate_is_one_error_with_all_reasons():

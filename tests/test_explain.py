@@ -117,7 +117,7 @@ def launched(module: ModuleType, launch: str, name: str, file: SpecFile, case: C
             grids.append(grid)
             return lambda *arguments, **options: None
 
-    record = f"_{name.upper()}"
+    record = f"_{name}_block"
     block = getattr(module, record)
     setattr(module, record, block._replace(kernel=Kernel(), merge=Kernel()))
     try:

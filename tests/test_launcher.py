@@ -259,17 +259,17 @@ def recorded(monkeypatch: pytest.MonkeyPatch, module: ModuleType, record: str) -
 def test_nothing_is_launched_for_nothing(
     decode: ModuleType, prefill: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decode_recorder = recorded(monkeypatch, decode, "_BF16_4_1")
+    decode_recorder = recorded(monkeypatch, decode, "_bf16_4_1_block")
     per_sequence = ("query", "block_tables", "seq_lens")
     empty = {name: tensor[:0] if name in per_sequence else tensor for name, tensor in decode_arguments().items()}
     assert decode.bf16_4_1(**empty).shape == (0, 4, 128)
-    prefill_recorder = recorded(monkeypatch, prefill, "_BF16_4_72")
+    prefill_recorder = recorded(monkeypatch, prefill, "_bf16_4_72_block")
     assert prefill.bf16_4_72(**prefill_arguments(q=torch.empty(0, 4, 72, dtype=torch.bfloat16))).shape == (0, 4, 72)
     assert decode_recorder.launches == prefill_recorder.launches == []
 
 
 def test_launches_depend_on_shapes_alone(decode: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = recorded(monkeypatch, decode, "_BF16_4_1")
+    recorder = recorded(monkeypatch, decode, "_bf16_4_1_block")
     arguments = {**decode_arguments(), "block_tables": torch.zeros(2, 200, dtype=torch.int32)}
     for lengths in (index(0, 0), index(5, 3200), index(3200, 3200)):
         decode.bf16_4_1(**{**arguments, "seq_lens": lengths})
@@ -278,7 +278,7 @@ def test_launches_depend_on_shapes_alone(decode: ModuleType, monkeypatch: pytest
 
 
 def test_one_tensor_that_is_unaligned_makes_narrow_loads(decode: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = recorded(monkeypatch, decode, "_BF16_4_1")
+    recorder = recorded(monkeypatch, decode, "_bf16_4_1_block")
     arguments = decode_arguments()
     decode.bf16_4_1(**arguments)
     for name in ("query", "k_cache", "v_cache"):

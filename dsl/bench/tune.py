@@ -131,7 +131,7 @@ def tune_jobs(work: Sequence[Job], clock: Clock, progress: Callable[[str], None]
 
 def _compete(job: Job, chip: Architecture, clock: Clock, contest: _Contest) -> None:
     """Time every candidate on every case of a block, in turns."""
-    record = getattr(job.module, f"_{job.spec.name.upper()}")
+    record = getattr(job.module, f"_{job.spec.name}_block")
     function = getattr(job.module, job.spec.name)
     entrants = _entrants(job, chip, record, contest)
     contest.blocks.append(job.spec.name)

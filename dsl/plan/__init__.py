@@ -46,7 +46,7 @@ def plan_module(file: SpecFile, targets: Sequence[str] | None = None) -> ModuleP
     functions = [FunctionPlan(name, (block,), None, _title((block,))) for name, block in blocks.items()]
     for dispatch in file.dispatches:
         members = tuple(blocks[name] for name in dispatch.blocks)
-        functions.append(FunctionPlan(dispatch.name, members, f"_{dispatch.name.upper()}", _title(members)))
+        functions.append(FunctionPlan(dispatch.name, members, f"_{dispatch.name}_blocks", _title(members)))
     stem = PurePath(file.source.name).name.removesuffix(".attn")
     return ModulePlan(file, stem, tuple(kernels), tuple(launches), tuple(blocks.values()), tuple(functions))
 

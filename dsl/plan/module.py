@@ -132,8 +132,8 @@ class BlockPlan:
 
     @property
     def record(self) -> str:
-        """The name of the block's record in the module."""
-        return f"_{self.spec.name.upper()}"
+        """The name of the block's record in the module: no helper's name ends like it."""
+        return f"_{self.spec.name}_block"
 
     @property
     def provenance(self) -> str:
