@@ -97,7 +97,15 @@ class PrefillLaunch(LaunchPlan):
     q_axis: int
     k_axis: int
     v_axis: int
+    q_head_axis: int
+    k_head_axis: int
+    v_head_axis: int
     out_shape: str
+    hopper: bool
+
+    @property
+    def out_strides(self) -> tuple[Stride, ...]:
+        return tuple(stride for stride in self.strides if stride.name.startswith("stride_out"))
 
     @property
     def documentation(self) -> tuple[str, ...]:
@@ -223,7 +231,8 @@ def decode_launch(spec: Spec, name: str) -> DecodeLaunch:
     )
 
 
-def prefill_launch(spec: Spec, name: str) -> PrefillLaunch:
+def prefill_launch(spec: Spec, name: str, hopper: bool) -> PrefillLaunch:
+    """`hopper` tells whether any block of the module has a Hopper kernel: all share one launch."""
     q, k, v, out = spec.q_layout, spec.k_layout, spec.v_layout, spec.out_layout
     q_axes, kv_axes = ("q_token", "head", "dim"), ("kv_token", "kv_head", "dim")
     return PrefillLaunch(
@@ -254,5 +263,9 @@ def prefill_launch(spec: Spec, name: str) -> PrefillLaunch:
         q_axis=q.index(Axis("q_token")),
         k_axis=k.index(Axis("kv_token")),
         v_axis=v.index(Axis("kv_token")),
+        q_head_axis=q.index(Axis("head")),
+        k_head_axis=k.index(Axis("kv_head")),
+        v_head_axis=v.index(Axis("kv_head")),
         out_shape=_result_shape("q", q, out),
+        hopper=hopper,
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dsl.diagnostics import Diagnostic
 from dsl.spec import Axis, Spec
 
-TARGETS = ("portable",)
+TARGETS = ("portable", "hopper")
 
 
 def refusals(spec: Spec) -> Iterator[Diagnostic]:
