@@ -156,6 +156,6 @@ def hopper(spec: Spec, name: str) -> HopperPlan:
 
 def _shape(dim: int) -> tuple[int, int]:
     """Consumers and stages. Three consumers share the registers as long as the result leaves enough of them."""
-    if dim <= 80:
+    if dim <= 72:
         return 3, 3
     return (2, 3) if dim < 128 else (2, 2)
