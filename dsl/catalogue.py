@@ -308,7 +308,7 @@ CATALOGUE: dict[str, Entry] = {
     "ATTN511": Entry(
         "a plan target that does not do this attention",
         "`targets` of a block, and the targets asked for when a module is built, limit the ways in which its\n"
-        "kernels may be written. Where the two have nothing in common, or name only ways that do not exist\n"
-        "for this attention, nothing is left to build. Leave the field out to allow all.",
+        "kernels may be written. `portable` is always among them: it runs on the GPUs, and for the tensors,\n"
+        "that the others leave. Leave the field out to allow all.",
     ),
 }

@@ -17,7 +17,8 @@ from typing import Any
 
 from dsl.architecture import Architecture
 from dsl.load import load
-from dsl.plan.module import BlockPlan, KernelPlan, ModulePlan
+from dsl.plan.module import BlockPlan, HopperPlan, KernelPlan, ModulePlan
+from dsl.plan.prefill_hopper import ARCHITECTURE as HOPPER
 from dsl.spec import ITEMSIZE
 
 # Triton's words for what stands in memory.
@@ -131,6 +132,11 @@ def launches(plan: ModulePlan, architecture: Architecture, all_variants: bool = 
         if merge := block.merge:
             types, options = _types(block, merge.kernel), {"num_warps": merge.num_warps}
             yield Launch(merge.kernel, block.spec.name, types, merge.constants, True, options, None)
+        if (hopper := block.hopper) and architecture.name == HOPPER:
+            types = {**_types(block, hopper.kernel), **_map_types(block, hopper)}
+            options = {"num_warps": hopper.num_warps}
+            variant = f"{block.spec.name} hopper"
+            yield Launch(hopper.kernel, variant, types, hopper.constants, True, options, hopper.shared_bytes)
 
 
 def _types(block: BlockPlan, kernel: KernelPlan) -> dict[str, str]:
@@ -139,8 +145,19 @@ def _types(block: BlockPlan, kernel: KernelPlan) -> dict[str, str]:
     return {
         argument.name: "*" * (argument.kind == "pointer") + words[argument.dtype]
         for argument in kernel.arguments
-        if argument.kind != "constant"
+        if argument.kind in ("pointer", "integer")
     }
+
+
+def _map_types(block: BlockPlan, hopper: HopperPlan) -> dict[str, str]:
+    """Triton's word for the type of each tensor map."""
+    from triton.experimental.gluon import language as gl
+
+    dtype = {"bf16": gl.bfloat16, "fp16": gl.float16}[block.spec.dtype]
+    make: Any = gl.NVMMASharedLayout.get_default_for
+    layouts = {name: make(list(box), dtype) for name, box in hopper.boxes.items()}
+    word = TYPES[block.spec.dtype]
+    return {name: f"tensordesc<{word}{list(hopper.boxes[name])},{layout!r}>" for name, layout in layouts.items()}
 
 
 def _choices(block: BlockPlan, all_variants: bool) -> Iterator[tuple[str, dict[str, object]]]:
@@ -173,13 +190,15 @@ def compile_function(
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
 
     if not isinstance(function, triton.JITFunction):
         raise CompileError("no kernel, or imported under Triton's interpreter")
     arguments = function.arg_names
     if unknown := [argument for argument in arguments if argument not in types and argument not in constants]:
         raise CompileError(f"neither type nor value is known for {', '.join(unknown)}")
-    source = ASTSource(
+    make_source: Any = GluonASTSource if function.is_gluon() else ASTSource
+    source = make_source(
         function,
         {argument: types.get(argument, "constexpr") for argument in arguments},
         {argument: constants[argument] for argument in arguments if argument not in types},

@@ -12,7 +12,8 @@ from dsl.plan import plan_module
 from dsl.plan.cost import case_title, cost, decode_programs, num_splits, prefill_programs, query_lengths, table_width
 from dsl.plan.launch import DecodeLaunch
 from dsl.plan.module import BlockPlan, Config, FunctionPlan, ModulePlan
-from dsl.plan.refuse import TARGETS
+from dsl.plan.prefill_hopper import ARCHITECTURE as HOPPER
+from dsl.plan.refuse import BASE, TARGETS
 from dsl.plan.tiles import head_dim_pieces
 from dsl.plan.tuned import tuned
 from dsl.spec import ITEMSIZE, Case, Layout, Spec, SpecFile
@@ -33,7 +34,7 @@ def explain(spec_file: SpecFile) -> str:
 
 def _summary(plan: ModulePlan) -> Iterator[str]:
     name, _ = TYPICAL_GPU
-    yield f"{PurePath(plan.file.source.name).name} becomes {plan.stem}.py, for the target {', '.join(TARGETS)}"
+    yield f"{PurePath(plan.file.source.name).name} becomes {plan.stem}.py, {_targets(plan)}"
     for kernel in plan.kernels:
         users = [block.spec.name for block in plan.blocks if kernel in _kernels(block)]
         yield from _field("kernel", f"{kernel.name}: {', '.join(users)}")
@@ -46,6 +47,10 @@ def _summary(plan: ModulePlan) -> Iterator[str]:
     yield from _field("variants", f"{_module_variants(plan)} kernels compiled on {name} once everything has been used")
 
 
+def _targets(plan: ModulePlan) -> str:
+    return f"for the targets {' and '.join(TARGETS)}" if plan.has_hopper else f"for the target {BASE}"
+
+
 def _block(plan: ModulePlan, block: BlockPlan) -> Iterator[str]:
     spec = block.spec
     function = next(function for function in plan.functions if function.name == spec.name)
@@ -54,6 +59,7 @@ def _block(plan: ModulePlan, block: BlockPlan) -> Iterator[str]:
     yield from _field("function", _signature(function))
     yield from _field("launcher", f"_launch{block.launch.name}")
     yield from _field("kernel", _kernel(plan, block))
+    yield from _field("on Hopper", _hopper(block))
     yield from _field("heads", f"{spec.heads} query heads, {spec.kv_heads} KV heads, {_heads(block)}")
     yield from _field("head_dim", _head_dim(spec))
     for label, text in _tensors(block):
@@ -96,7 +102,8 @@ def _choice(dispatch: FunctionPlan) -> str:
 
 
 def _kernels(block: BlockPlan) -> tuple[object, ...]:
-    return (block.kernel, block.merge.kernel) if block.merge else (block.kernel,)
+    others = (plan.kernel for plan in (block.merge, block.hopper) if plan)
+    return (block.kernel, *others)
 
 
 def _kernel(plan: ModulePlan, block: BlockPlan) -> str:
@@ -104,6 +111,18 @@ def _kernel(plan: ModulePlan, block: BlockPlan) -> str:
     shared = f" (shared with {_count(others, 'more block')})" if others else ""
     merging = f", then {block.merge.kernel.name} where there is more than one split" if block.merge else ""
     return f"{block.kernel.name}{shared}{merging}"
+
+
+def _hopper(block: BlockPlan) -> str:
+    """Which kernel sm90 runs, and why."""
+    if block.hopper is None:
+        return f"{block.kernel.name}; there is a Hopper kernel, but {block.no_hopper}"
+    sizes = " ".join(f"{name} {block.hopper.constants[name]}" for name in ("BLOCK_Q", "BLOCK_KV", "STAGES"))
+    return (
+        f"{block.hopper.kernel.name}: {sizes}, {block.hopper.shared_bytes:,} bytes of shared memory at most; where "
+        "Triton's version is from 3.6 to 3.9, and bases and strides of q, k, v and out are multiples of 16 bytes (else "
+        f"{block.kernel.name})"
+    )
 
 
 def _heads(block: BlockPlan) -> str:
@@ -225,8 +244,8 @@ def _variants(block: BlockPlan) -> str:
     choices = "loads of 16 bytes or of one element"
     if "INDEX" in block.kernel.constants:
         choices += ", 32-bit or 64-bit offsets within a page or tile"
-    merging = f"; 1 of {block.merge.kernel.name}" if block.merge else ""
-    return f"{_choices(block)} of {block.kernel.name}: {choices}{merging}"
+    others = "".join(f"; 1 of {plan.kernel.name}" for plan in (block.merge, block.hopper) if plan)
+    return f"{_choices(block)} of {block.kernel.name}: {choices}{others}"
 
 
 def _choices(block: BlockPlan) -> int:
@@ -245,6 +264,8 @@ def _module_variants(plan: ModulePlan) -> int:
         kernels[block.kernel.name, dtype, _frozen(block.constants), _frozen(config.entries)] = _choices(block)
         if block.merge:
             kernels[block.merge.kernel.name, dtype, _frozen(block.merge.entries)] = 1
+        if block.hopper and name == HOPPER:
+            kernels[block.hopper.kernel.name, dtype, _frozen(block.hopper.entries)] = 1
     return sum(kernels.values())
 
 
@@ -273,7 +294,8 @@ def _launched(block: BlockPlan, case: Case) -> str:
         splits = num_splits(block, config.entries, seqs, table_width(block.spec, case), processors)
         return f"{decode_programs(block, seqs)} programs x {_count(splits, 'split')} {where}"
     tokens = sum(query_lengths(block.spec, case))
-    return f"{prefill_programs(config.entries, tokens, seqs)} x {block.spec.heads} programs on {name}"
+    tiles = block.hopper.constants if block.hopper and name == HOPPER else config.entries
+    return f"{prefill_programs(tiles, tokens, seqs)} x {block.spec.heads} programs on {name}"
 
 
 def _scaled(number: int, unit: str) -> str:

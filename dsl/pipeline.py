@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from dsl.diagnostics import not_utf8
 from dsl.emit import emit
 from dsl.source import Source
 
-_SHADOWED = frozenset({"torch", "triton"})
+_SHADOWED = frozenset({"torch", "triton"}) | frozenset(sys.stdlib_module_names)
 
 
 class NameRefused(Exception):

@@ -29,9 +29,11 @@ MODULE_NAMES = frozenset(
         "typing",
         "Any",
         "NamedTuple",
+        "name",
     }
 )
-"""Names that a generated module imports or defines, whatever its spec says; its own begin with an underscore."""
+"""Names that a generated module imports or defines, whatever its spec says, and that of an operator library; its
+own begin with an underscore."""
 
 BLOCK_SUFFIXES = ("_write",)
 """A module with a block `name` may define `name` + suffix."""

@@ -13,10 +13,19 @@ from typing import TypeVar
 
 from dsl.architecture import ARCHITECTURES, UNLISTED
 from dsl.diagnostics import SpecError
-from dsl.plan import decode, prefill
+from dsl.plan import decode, prefill, prefill_hopper
 from dsl.plan.launch import decode_launch, prefill_launch
 from dsl.plan.merge import merge
-from dsl.plan.module import BlockPlan, Config, FunctionPlan, KernelPlan, LaunchPlan, MergePlan, ModulePlan
+from dsl.plan.module import (
+    BlockPlan,
+    Config,
+    FunctionPlan,
+    HopperPlan,
+    KernelPlan,
+    LaunchPlan,
+    MergePlan,
+    ModulePlan,
+)
 from dsl.plan.refuse import refusals, target_refusals
 from dsl.source import Source
 from dsl.spec import Spec, SpecFile
@@ -24,7 +33,6 @@ from dsl.spec import Spec, SpecFile
 __all__ = ["BlockPlan", "ModulePlan", "plan_module"]
 
 _KERNELS: dict[str, ModuleType] = {"decode": decode, "prefill": prefill}
-_LAUNCHES = {"decode": decode_launch, "prefill": prefill_launch}
 _TITLES = {
     "decode": "one query token per sequence over a paged cache",
     "prefill": "packed sequences, every query token sees its whole key sequence",
@@ -42,7 +50,12 @@ def plan_module(file: SpecFile, targets: Sequence[str] | None = None) -> ModuleP
         raise SpecError(file.source, found)
     kernels: list[KernelPlan] = []
     launches: list[LaunchPlan] = []
-    blocks = {spec.name: _plan_block(spec, file.source, kernels, launches) for spec in file.attentions}
+    against = {spec.name: _against_hopper(spec, targets) for spec in file.attentions}
+    hopper = None in against.values()
+    blocks: dict[str, BlockPlan] = {}
+    for spec in file.attentions:
+        launch = _launch(spec, hopper)
+        blocks[spec.name] = _plan_block(spec, file.source, against[spec.name], launch, kernels, launches)
     functions = [FunctionPlan(name, (block,), None, _title((block,))) for name, block in blocks.items()]
     for dispatch in file.dispatches:
         members = tuple(blocks[name] for name in dispatch.blocks)
@@ -59,18 +72,43 @@ def _title(blocks: tuple[BlockPlan, ...]) -> str:
     return f"{_TITLES[spec.family].capitalize()}: {spec.dtype}, heads {spec.heads}/{spec.kv_heads}, head_dim {dims}."
 
 
-def _plan_block(spec: Spec, source: Source, kernels: list[KernelPlan], launches: list[LaunchPlan]) -> BlockPlan:
+def _launch(spec: Spec, hopper: bool) -> LaunchPlan:
+    name = f"_{spec.family}"
+    return decode_launch(spec, name) if spec.family == "decode" else prefill_launch(spec, name, hopper)
+
+
+def _against_hopper(spec: Spec, targets: Sequence[str] | None) -> str | None:
+    """Why a block has no Hopper kernel, None where it has."""
+    if spec.family != "prefill":
+        return "it runs packed queries over packed keys"
+    if targets is not None and "hopper" not in targets:
+        return "the build leaves the target out"
+    return prefill_hopper.reason_against(spec)
+
+
+def _plan_block(
+    spec: Spec,
+    source: Source,
+    no_hopper: str | None,
+    launch: LaunchPlan,
+    kernels: list[KernelPlan],
+    launches: list[LaunchPlan],
+) -> BlockPlan:
     family = _KERNELS[spec.family]
     kernel, constants = family.kernel(spec, f"_{spec.family}_kernel")
-    launch = _LAUNCHES[spec.family](spec, f"_{spec.family}")
     merging: MergePlan | None = None
     kernel = _share(kernel, kernels)
     if spec.family == "decode" and spec.split.kind != "none":
         merging = merge(spec, "_merge_kernel")
         merging = replace(merging, kernel=_share(merging.kernel, kernels))
+    hopper: HopperPlan | None = None
+    if no_hopper is None:
+        hopper = prefill_hopper.hopper(spec, f"_{spec.family}_hopper_kernel")
+        hopper = replace(hopper, kernel=_share(hopper.kernel, kernels))
     configs, unfit = _fit(spec, family)
     place = (PurePath(source.name).name, source.position(spec.spans["name"].start)[0])
-    return BlockPlan(spec, kernel, _share(launch, launches), merging, constants, configs, unfit, place)
+    launch = _share(launch, launches)
+    return BlockPlan(spec, kernel, launch, merging, hopper, no_hopper, constants, configs, unfit, place)
 
 
 def _share(text: Text, known: list[Text]) -> Text:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from dsl.plan.launch import DecodeLaunch
 from dsl.plan.module import BlockPlan
@@ -121,6 +122,6 @@ def decode_programs(block: BlockPlan, seqs: int) -> int:
     return seqs * block.spec.kv_heads * int(block.constants["HEAD_TILES"])
 
 
-def prefill_programs(config: Mapping[str, int], q_tokens: int, seqs: int) -> int:
+def prefill_programs(config: Mapping[str, Any], q_tokens: int, seqs: int) -> int:
     """Slots for tiles of query rows: known from shapes alone, so a few of them may find nothing to do."""
     return q_tokens // config["BLOCK_Q"] + seqs + 2

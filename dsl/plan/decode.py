@@ -175,12 +175,13 @@ def _chunk(spec: Spec, tile: int) -> int:
 
 
 def shared_bytes(spec: Spec, constants: Mapping[str, int], num_stages: int) -> int:
-    """An upper bound on the shared memory of one block: Q, K, V and P on their way to a dot."""
+    """An upper bound on the shared memory of one block: Q, K, V and P before a dot, or the sums on their way out."""
     size = ITEMSIZE[spec.dtype]
     tile, group = constants["TILE"], _group_tile(spec)
     qk, v, _ = head_dim_pieces(spec.head_dim_qk, spec.head_dim_v)
     qk_dim, v_dim = sum(piece.extent for piece in qk), sum(piece.extent for piece in v)
-    return size * (max(num_stages, 1) * tile * (qk_dim + v_dim) + group * (qk_dim + tile)) + 4096
+    operands = size * (max(num_stages, 1) * tile * (qk_dim + v_dim) + group * (qk_dim + tile)) + 4096
+    return max(operands, 4 * group * max(qk_dim, v_dim))
 
 
 def configs(spec: Spec, architecture: Architecture) -> tuple[Config, ...]:

@@ -97,7 +97,15 @@ class PrefillLaunch(LaunchPlan):
     q_axis: int
     k_axis: int
     v_axis: int
+    q_head_axis: int
+    k_head_axis: int
+    v_head_axis: int
     out_shape: str
+    hopper: bool
+
+    @property
+    def out_strides(self) -> tuple[Stride, ...]:
+        return tuple(stride for stride in self.strides if stride.name.startswith("stride_out"))
 
     @property
     def documentation(self) -> tuple[str, ...]:
@@ -165,7 +173,7 @@ def _logical(name: str, argument: str, layout: Layout, axes: tuple[str, ...], di
     expression = argument
     if order != sorted(order):
         expression += f".permute({', '.join(map(str, order))})"
-    if len(order) != len(axes):
+    if any(len(find(layout, wanted)) != 1 for wanted in axes):
         sizes = {"block": "-1", "slot": "block.block", "kv_head": "block.kv_heads", "dim": dim}
         expression += f".reshape({', '.join(sizes[axis] for axis in axes)})"
     return Logical(name, expression)
@@ -223,7 +231,8 @@ def decode_launch(spec: Spec, name: str) -> DecodeLaunch:
     )
 
 
-def prefill_launch(spec: Spec, name: str) -> PrefillLaunch:
+def prefill_launch(spec: Spec, name: str, hopper: bool) -> PrefillLaunch:
+    """`hopper` tells whether any block of the module has a Hopper kernel: all share one launch."""
     q, k, v, out = spec.q_layout, spec.k_layout, spec.v_layout, spec.out_layout
     q_axes, kv_axes = ("q_token", "head", "dim"), ("kv_token", "kv_head", "dim")
     return PrefillLaunch(
@@ -254,5 +263,9 @@ def prefill_launch(spec: Spec, name: str) -> PrefillLaunch:
         q_axis=q.index(Axis("q_token")),
         k_axis=k.index(Axis("kv_token")),
         v_axis=v.index(Axis("kv_token")),
+        q_head_axis=q.index(Axis("head")),
+        k_head_axis=k.index(Axis("kv_head")),
+        v_head_axis=v.index(Axis("kv_head")),
         out_shape=_result_shape("q", q, out),
+        hopper=hopper,
     )

@@ -18,8 +18,9 @@ Number = int | float
 class Argument:
     """One argument of a kernel.
 
-    `kind` is `pointer`, `integer` or `constant`. A pointer's dtype is a word of the language, or `data` and `cache` for
-    the block's own, or `index` for int32 or int64; `varies` says that its alignment is the caller's choice.
+    `kind` is `pointer`, `map` (a tensor map, as TMA reads it), `integer` or `constant`. A pointer's dtype is a word of
+    the language, or `data` and `cache` for the block's own, or `index` for int32 or int64; `varies` says
+    that its alignment is the caller's choice.
     """
 
     name: str
@@ -114,17 +115,35 @@ class MergePlan:
 
 
 @dataclass(frozen=True, slots=True)
+class HopperPlan:
+    """The kernel that a block runs on Hopper: its numbers, and the box that each of its tensor maps reads."""
+
+    kernel: KernelPlan
+    constants: Mapping[str, Number]
+    boxes: Mapping[str, tuple[int, ...]]
+    num_warps: int
+    shared_bytes: int = field(compare=False)
+
+    @property
+    def entries(self) -> Mapping[str, Number]:
+        return {**self.constants, "num_warps": self.num_warps}
+
+
+@dataclass(frozen=True, slots=True)
 class BlockPlan:
     """One attention block: the numbers that make a kernel text its own.
 
     `configs` maps architectures to tiles, `default` among them for all that are not named; `unfit` maps architectures
-    that cannot run the block to the bytes of shared memory that it would need there.
+    that cannot run the block to the bytes of shared memory that it would need there. `hopper` is the kernel that sm90
+    runs in place of the portable one wherever the tensors allow it; `no_hopper` says why there is none.
     """
 
     spec: Spec
     kernel: KernelPlan
     launch: LaunchPlan
     merge: MergePlan | None
+    hopper: HopperPlan | None
+    no_hopper: str | None
     constants: Mapping[str, Number]
     configs: Mapping[str, Config]
     unfit: Mapping[str, int]
@@ -206,6 +225,15 @@ class ModulePlan:
     @property
     def has_pages(self) -> bool:
         return any(block.spec.kv == "paged" for block in self.blocks)
+
+    @property
+    def has_hopper(self) -> bool:
+        return any(block.hopper for block in self.blocks)
+
+    @property
+    def has_ptx_values(self) -> bool:
+        """Some Hopper kernel multiplies weights and values by PTX of its own."""
+        return any(getattr(kernel, "ptx_values", False) for kernel in self.kernels)
 
     @property
     def has_unaligned(self) -> bool:

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 from dsl.diagnostics import Diagnostic
 from dsl.spec import Axis, Spec
 
-TARGETS = ("portable",)
+TARGETS = ("portable", "hopper")
+BASE = "portable"
+"""The target that every block has: it runs wherever the others do not."""
 
 
 def refusals(spec: Spec) -> Iterator[Diagnostic]:
@@ -49,15 +51,14 @@ def refusals(spec: Spec) -> Iterator[Diagnostic]:
 
 
 def target_refusals(spec: Spec, targets: Sequence[str] | None) -> Iterator[Diagnostic]:
-    """The targets that the spec asks for, or the caller's, and that do not exist."""
-    if spec.targets is not None and not set(spec.targets) & set(TARGETS):
+    """Targets of the spec, or of the caller, among which nothing runs what the others leave."""
+    if spec.targets is not None and BASE not in spec.targets:
         yield Diagnostic(
             "ATTN511",
             spec.spans["targets"],
-            f"no plan target {' or '.join(spec.targets)} for this attention",
-            f"known targets: {', '.join(TARGETS)}",
+            f"no plan target {' or '.join(spec.targets)} runs this attention everywhere",
+            f"write `targets = [{BASE}, {', '.join(spec.targets)}]`: {BASE} runs what the others leave",
         )
-    if targets is not None and not set(targets) & set(spec.targets or TARGETS) & set(TARGETS):
-        known = ", ".join(target for target in TARGETS if target in (spec.targets or TARGETS))
-        message = f"this attention cannot be built for the target {' or '.join(targets)}"
-        yield Diagnostic("ATTN511", spec.spans["targets"], message, f"its targets: {known}")
+    elif targets is not None and BASE not in targets:
+        message = f"this attention cannot be built for the target {' or '.join(targets)} alone"
+        yield Diagnostic("ATTN511", spec.spans["targets"], message, f"add {BASE}, which runs what the others leave")
