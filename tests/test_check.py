@@ -375,3 +375,11 @@ def test_the_reference_names_every_field() -> None:
     text = (ROOT / "docs" / "language.md").read_text("utf-8")
     for name in (*FIELDS, *FUNCTIONS, *BUILT_INS):
         assert f"`{name}`" in text or f"`{name}(" in text, name
+
+
+@pytest.mark.parametrize("name", ["name", "torch", "contextlib", "print"])
+def test_names_that_a_module_or_an_operator_library_needs(name: str) -> None:
+    text = f"attention {name} {{ query = single kv = paged(block = 16) dtype = bf16 heads = 1 head_dim = 64 }}"
+    with pytest.raises(SpecError) as caught:
+        load_spec(Source.from_text(text))
+    assert [finding.code for finding in caught.value.diagnostics] == ["ATTN202"]

@@ -103,3 +103,12 @@ def test_large_texts_are_answered_soon(name: str) -> None:
 @pytest.mark.parametrize("terms", [150, 199])
 def test_a_long_flat_sum_is_fine(terms: int) -> None:
     load_spec(Source.from_text(HEAD + "score = " + "score + " * terms + "score }"))
+
+
+def test_an_inherited_expression_is_typed_once():
+    wide = " + ".join([f"max({', '.join(['q'] * 190)})"] * 18)
+    base = f"attention a {{ query = packed kv = packed dtype = bf16 heads = 1 head_dim = 64 mask = {wide} > 3 }}\n"
+    text = base + "".join(f"attention a{number} from a {{}}\n" for number in range(1500))
+    start = time.process_time()
+    assert len(load_spec(Source.from_text(text)).attentions) == 1501
+    assert time.process_time() - start < 3

@@ -21,7 +21,7 @@ from dsl.verify.oracle import oracle
 from dsl.verify.report import Report, Row
 from dsl.verify.runner import verify_files
 from dsl.verify.worker import verify_module
-from tests.conftest import run_python
+from tests.conftest import ROOT, run_python
 
 BLOCK, DIM = 8, 16
 DECODE = f"""
@@ -291,6 +291,11 @@ def test_a_generated_module_passes(family: str, tmp_path: Path) -> None:
     report = verify_files([spec], device="cpu")
     assert report.passed, report.failures
     assert {row.function for row in report.rows} == {"f", "f.reference", "g"}
+
+
+def test_a_dispatch_over_blocks_that_launch_differently_passes() -> None:
+    report = verify_files([ROOT / "tests" / "specs" / "mixed_dispatch.attn"], device="cpu")
+    assert report.passed, report.failures
 
 
 def test_the_package_imports_no_torch() -> None:

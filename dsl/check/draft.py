@@ -7,6 +7,7 @@ from typing import Any
 
 from dsl import nodes
 from dsl.diagnostics import Diagnostic
+from dsl.expr.tree import Expression
 from dsl.source import Span
 
 Related = tuple[tuple[Span, str], ...]
@@ -29,7 +30,8 @@ class Draft(Report):
     """A block with its inherited fields and params.
 
     `values` are the Spec's fields as far as the rules have come: a rule that finds an error leaves its value out, and
-    one that needs a value that is not there stays silent. `unknown` are names that failed to parse.
+    one that needs a value that is not there stays silent. `unknown` are names that failed to parse, `typed` the
+    expressions of fields (None for what does not type), which a block made from this one need not type again.
     """
 
     block: nodes.Attention = field(kw_only=True)
@@ -39,6 +41,8 @@ class Draft(Report):
     unknown: frozenset[str] = field(default_factory=frozenset, kw_only=True)
     unknown_base: bool = field(default=False, kw_only=True)
     values: dict[str, Any] = field(default_factory=dict, kw_only=True)
+    base: Draft | None = field(default=None, kw_only=True)
+    typed: dict[str, Expression | None] = field(default_factory=dict, kw_only=True)
 
     @property
     def name(self) -> str:

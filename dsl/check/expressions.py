@@ -83,5 +83,12 @@ def _number(draft: Draft, field: str) -> Expression | None:
 
 
 def _typed(draft: Draft, field: str) -> Expression | None:
-    params = {param.name: param for param in draft.values["params"]}
-    return type_expression(draft.fields[field].value, field, params, draft.unknown, draft.error)
+    base = draft.base
+    same = base is not None and field in base.typed and base.fields[field] is draft.fields[field]
+    if same and base.values["params"] == draft.values["params"] and base.unknown == draft.unknown:
+        found = base.typed[field]
+    else:
+        params = {param.name: param for param in draft.values["params"]}
+        found = type_expression(draft.fields[field].value, field, params, draft.unknown, draft.error)
+    draft.typed[field] = found
+    return found

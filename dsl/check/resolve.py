@@ -67,6 +67,7 @@ def _claim(drafts: Drafts, name: nodes.Name, what: str) -> None:
 def _draft(drafts: Drafts, block: nodes.Attention, later: set[str]) -> Draft:
     draft = Draft(block=block, unknown=block.broken, unknown_base=block.name is None)
     base = _base(drafts, block, block.base, later) if block.base else None
+    draft.base = base
     if base is not None:
         draft.fields.update(base.fields)
         draft.params.update(base.params)
