@@ -382,4 +382,4 @@ def test_names_that_a_module_or_an_operator_library_needs(name: str) -> None:
     text = f"attention {name} {{ query = single kv = paged(block = 16) dtype = bf16 heads = 1 head_dim = 64 }}"
     with pytest.raises(SpecError) as caught:
         load_spec(Source.from_text(text))
-    assert [finding.code for finding in caught.value.diagnostics] == ["ATTN202"]
+    assert [finding.code for finding in caught.value.diagnostics] == ["ATTN209"]

@@ -84,11 +84,15 @@ def _number(draft: Draft, field: str) -> Expression | None:
 
 def _typed(draft: Draft, field: str) -> Expression | None:
     base = draft.base
-    same = base is not None and field in base.typed and base.fields[field] is draft.fields[field]
-    if same and base.values["params"] == draft.values["params"] and base.unknown == draft.unknown:
-        found = base.typed[field]
+    if base is not None and field in base.typed and _sees_the_same(draft, base, field):
+        draft.typed[field] = base.typed[field]
     else:
         params = {param.name: param for param in draft.values["params"]}
-        found = type_expression(draft.fields[field].value, field, params, draft.unknown, draft.error)
-    draft.typed[field] = found
-    return found
+        draft.typed[field] = type_expression(draft.fields[field].value, field, params, draft.unknown, draft.error)
+    return draft.typed[field]
+
+
+def _sees_the_same(draft: Draft, base: Draft, field: str) -> bool:
+    """Whether a field is its base's, and so are the names that it may use."""
+    same_names = base.values["params"] == draft.values["params"] and base.unknown == draft.unknown
+    return same_names and base.fields[field] is draft.fields[field]
