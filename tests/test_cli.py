@@ -331,3 +331,10 @@ def test_color(folder: Path, variables: dict[str, str], terminal: bool, colored:
         output = process.stdout
     assert process.returncode == Exit.NO
     assert (b"\x1b[" in output) is colored
+
+
+def test_a_spec_on_stdin_is_explained():
+    text = (ROOT / "specs" / "prefill.attn").read_bytes()
+    done = run_attnspec("explain", "-", "--name", "prefill.attn", input=text)
+    assert done.returncode == 0
+    assert done.stdout == run_attnspec("explain", "specs/prefill.attn").stdout

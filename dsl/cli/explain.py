@@ -8,14 +8,13 @@ import click
 
 from dsl.cli.console import note, result
 from dsl.cli.exits import Exit
-from dsl.cli.outcome import attempt
-from dsl.pipeline import read_source
+from dsl.cli.outcome import attempt, read_spec
 
 
-def _explained(spec: str) -> str:
+def _explained(spec: str, name: str) -> str:
     from dsl.check import load_spec
 
-    spec_file = load_spec(read_source(spec))
+    spec_file = load_spec(read_spec(spec, name))
     from dsl.explain import explain as explain_spec
 
     return explain_spec(spec_file)
@@ -23,15 +22,16 @@ def _explained(spec: str) -> str:
 
 @click.command()
 @click.argument("subject", metavar="SPEC|CODE")
+@click.option("--name", metavar="NAME", default="spec.attn", help="Name of the spec that is read from stdin.")
 @click.pass_context
-def explain(context: click.Context, subject: str) -> None:
+def explain(context: click.Context, subject: str, name: str) -> None:
     """Explain a spec's plan, or a code.
 
-    CODE is that of a finding, such as ATTN101.
+    SPEC is a file, or `-` for stdin. CODE is that of a finding, such as ATTN101.
     """
     if re.fullmatch(r"attn\d+", subject, re.IGNORECASE):
         context.exit(_explain_code(subject.upper()))
-    outcome = attempt(subject, _explained)
+    outcome = attempt(subject, lambda spec: _explained(spec, name))
     outcome.show_trouble()
     if outcome.value is not None:
         result(outcome.value)
