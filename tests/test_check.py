@@ -383,3 +383,9 @@ def test_names_that_a_module_or_an_operator_library_needs(name: str) -> None:
     with pytest.raises(SpecError) as caught:
         load_spec(Source.from_text(text))
     assert [finding.code for finding in caught.value.diagnostics] == ["ATTN209"]
+
+
+def test_a_scale_that_float32_cannot_hold() -> None:
+    text = "attention a { query = single kv = paged(block = 16) dtype = bf16 heads = 1 head_dim = 64 scale = 3e38 }"
+    with pytest.raises(SpecError, match="larger than what float32 holds"):
+        load_spec(Source.from_text(text))

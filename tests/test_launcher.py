@@ -157,6 +157,11 @@ OUT_REFUSALS = {
     "dtype": (torch.empty(2, 4, 128), TypeError, "out is torch.float32, not torch.bfloat16"),
     "device": (torch.empty(2, 4, 128, dtype=torch.bfloat16, device="meta"), ValueError, "out is on meta"),
     "expanded": (torch.empty(1, 4, 128, dtype=torch.bfloat16).expand(2, 4, 128), ValueError, "out .*share memory"),
+    "overlap": (
+        torch.empty(4096, dtype=torch.bfloat16).as_strided((2, 4, 128), (128, 64, 1)),
+        ValueError,
+        "out .*share memory",
+    ),
     "last axis": (torch.empty(2, 128, 4, dtype=torch.bfloat16).transpose(1, 2), ValueError, "last axis of out"),
 }
 

@@ -10,6 +10,9 @@ from dsl.diagnostics import quote
 from dsl.expr.tree import Constant, Expression, Name
 from dsl.expr.types import param_type, type_expression
 
+LARGEST_SCALE = 2.0**127
+"""Scores are kept in float32, times log2(e)."""
+
 
 def mask(draft: Draft) -> None:
     if draft.value("mask") is None:
@@ -59,7 +62,9 @@ def scale(draft: Draft) -> None:
         draft.error("ATTN404", value.span, message, "a scale is a constant or a param that is a number")
         return
     found = _number(draft, "scale")
-    if isinstance(found, Constant):
+    if isinstance(found, Constant) and abs(float(found.value)) > LARGEST_SCALE:
+        draft.error("ATTN404", value.span, "the scale is larger than what float32 holds", f"at most {LARGEST_SCALE:g}")
+    elif isinstance(found, Constant):
         draft.values["scale"] = float(found.value)
     elif found is not None:
         message = "a scale is a constant or the name of a param, not an expression of params"
