@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,7 @@ from dsl.architecture import architecture
 from dsl.check import load_spec
 from dsl.compile import CompileError, compile_function, compile_module
 from dsl.load import load
-from dsl.pipeline import read_source
+from dsl.pipeline import build, read_source
 from dsl.plan import plan_module
 from tests.conftest import ROOT, SPECS
 
@@ -137,3 +138,12 @@ def test_unaligned_tensors_use_no_wgmma():
 def test_the_slower_variants_compile_too(stem: str, chip: str):
     for kernel in compiled_golden(stem, chip, all_variants=True):
         assert kernel.fits and kernel.within_plan, (kernel.launch.kernel.name, kernel.launch.variant, kernel.compiled)
+
+
+def test_the_sums_of_many_heads_fit_the_plan(tmp_path: Path):
+    spec = tmp_path / "wide.attn"
+    fields = "query = single kv = paged(block = 16) dtype = bf16 heads = 64 / 1 head_dim = 64 / 128"
+    spec.write_text(f"attention wide {{ {fields} }}")
+    plan = plan_module(load_spec(read_source(spec)))
+    for kernel in compile_module(plan, build(spec, tmp_path), architecture("sm90")):
+        assert kernel.within_plan, kernel

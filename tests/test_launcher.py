@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 
 from dsl.check import load_spec
 from dsl.load import load
-from dsl.pipeline import read_source
+from dsl.pipeline import build, read_source
 from dsl.spec import Case, Spec
 from dsl.verify.cases import PLAIN, Adversity
 from dsl.verify.inputs import Inputs, make_inputs
@@ -330,3 +331,39 @@ def test_the_reference_of_prefill_is_right(name: str) -> None:
     for adversity in (PLAIN, Adversity(poison=True, views="odd")):
         inputs = prefill_inputs(spec, adversity)
         assert_right(spec, inputs, getattr(golden("prefill"), name).reference(*inputs.positional))
+
+
+def module_of(tmp_path: Path, body: str) -> ModuleType:
+    spec = tmp_path / "layer.attn"
+    spec.write_text(f"attention attend {{ {body} }}")
+    return load(build(spec, tmp_path))
+
+
+def test_a_grid_that_no_gpu_has_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paged = "query = single kv = paged(block = 16) dtype = fp32 heads = 1 head_dim = 16 split = fixed(64)"
+    module = module_of(tmp_path, paged)
+    monkeypatch.setattr(module, "_INTERPRETED", True)
+    row, cache = torch.zeros(1, 1, 16), torch.zeros(1, 16, 1, 16)
+    with pytest.raises(ValueError, match="attend: 75000 splits, at most 65535"):
+        module.attend(row, cache, cache, torch.zeros(1, 300000, dtype=torch.int32), index(5))
+
+
+def test_references_give_zeros_where_all_scores_are_minus_infinity(tmp_path: Path) -> None:
+    fields = "dtype = fp32 heads = 1 head_dim = 16"
+    module = module_of(tmp_path, f"query = packed kv = packed {fields} lse = true")
+    keys = torch.full((4, 1, 16), float("-inf"))
+    out, lse = module.attend.reference(torch.ones(2, 1, 16), keys, torch.ones(4, 1, 16), index(0, 2), index(0, 4))
+    assert out.eq(0).all() and lse.eq(float("-inf")).all()
+
+
+def test_the_warm_up_compiles_all_variants_whatever_the_example(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = golden("decode")
+    monkeypatch.setattr(module, "_INTERPRETED", True)
+    monkeypatch.setattr("triton.runtime.interpreter.InterpreterBuilder.is_repaired", True, raising=False)
+    arguments = decode_arguments()
+    wide = torch.empty(arguments["query"].numel() + 1, dtype=torch.bfloat16)
+    arguments["query"] = wide[1:].view(arguments["query"].shape)
+    seen: list[tuple] = []
+    monkeypatch.setattr(module, "_enqueue_decode", lambda *given: seen.append(given[-2:]))
+    module.bf16_4_1.warmup(**arguments)
+    assert {unit for unit, _ in seen} == {8, 1} and len(set(seen)) == 4

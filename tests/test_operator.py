@@ -223,3 +223,10 @@ def test_export(stem: str) -> None:
     targets = [node.target for node in exported.graph.nodes if node.op == "call_function"]
     assert targets == [operator(golden(stem), DISPATCHES[stem]).default]
     torch.testing.assert_close(exported.module()(*inputs.positional), function.reference(*inputs.positional))
+
+
+@pytest.mark.parametrize("wrong", [torch.empty(3, 4, 128, dtype=torch.bfloat16), torch.empty(2, 4, 128)])
+def test_a_result_that_does_not_fit_is_refused_in_a_graph(wrong: torch.Tensor) -> None:
+    inputs = make_inputs(golden_spec("decode", "bf16_4_1"), Case((1, 1), (9, 4)))
+    with pytest.raises((TypeError, ValueError), match="bf16_4_1: out"):
+        operator(golden("decode"), "bf16_4_1").out(*inputs.positional, wrong)
