@@ -137,6 +137,8 @@ def launches(plan: ModulePlan, architecture: Architecture, all_variants: bool = 
             options = {"num_warps": hopper.num_warps}
             variant = f"{block.spec.name} hopper"
             yield Launch(hopper.kernel, variant, types, hopper.constants, True, options, hopper.shared_bytes)
+            types, options = _types(block, hopper.merge.kernel), {"num_warps": hopper.merge.num_warps}
+            yield Launch(hopper.merge.kernel, variant, types, hopper.merge.constants, True, options, None)
 
 
 def _types(block: BlockPlan, kernel: KernelPlan) -> dict[str, str]:

@@ -105,6 +105,7 @@ def _plan_block(
     if no_hopper is None:
         hopper = prefill_hopper.hopper(spec, f"_{spec.family}_hopper_kernel")
         hopper = replace(hopper, kernel=_share(hopper.kernel, kernels))
+        hopper = replace(hopper, merge=replace(hopper.merge, kernel=_share(hopper.merge.kernel, kernels)))
     configs, unfit = _fit(spec, family)
     place = (PurePath(source.name).name, source.position(spec.spans["name"].start)[0])
     launch = _share(launch, launches)

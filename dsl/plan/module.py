@@ -123,6 +123,7 @@ class HopperPlan:
     boxes: Mapping[str, tuple[int, ...]]
     num_warps: int
     shared_bytes: int = field(compare=False)
+    merge: MergePlan
 
     @property
     def entries(self) -> Mapping[str, Number]:
@@ -233,7 +234,12 @@ class ModulePlan:
     @property
     def has_ptx_values(self) -> bool:
         """Some Hopper kernel multiplies weights and values by PTX of its own."""
-        return any(getattr(kernel, "ptx_values", False) for kernel in self.kernels)
+        return any(getattr(kernel, "ptx_piece", None) for kernel in self.kernels)
+
+    @property
+    def has_speculation(self) -> bool:
+        """Some Hopper kernel guesses the offset of its softmax."""
+        return any(getattr(kernel, "speculative", False) for kernel in self.kernels)
 
     @property
     def has_unaligned(self) -> bool:

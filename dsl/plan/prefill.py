@@ -44,8 +44,6 @@ class PrefillKernel(KernelPlan):
     whole: Step
     partial: Step
     rows: str = "BLOCK_Q"
-    language: str = "tl"
-    search_lanes: str = "tl.arange(0, SEARCH)"
 
     @property
     def wide_strides(self) -> tuple[str, ...]:

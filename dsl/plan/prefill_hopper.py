@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
-from dsl.plan.module import Argument, HopperPlan, KernelPlan
-from dsl.plan.prefill import INTEGERS, SEARCH
-from dsl.plan.tiles import LOG2_E, head_dim_pieces
+from dsl.plan.module import Argument, HopperPlan, KernelPlan, MergePlan
+from dsl.plan.prefill import INTEGERS
+from dsl.plan.tiles import LOG2_E, head_dim_pieces, next_power_of_two
 from dsl.spec import ITEMSIZE, Spec
 
 TEMPLATE = "kernels/prefill_hopper.py.jinja"
+MERGE_TEMPLATE = "kernels/prefill_merge.py.jinja"
 ARCHITECTURE = "sm90"
-HEAD_DIMS = (64, 72, 80, 96, 112, 128)
-BLOCK_KV = 128
+HEAD_DIM_UNIT = 8
+LARGEST_HEAD_DIM = 256
 CONSUMER_ROWS = 64
-REGISTERS = {2: (240, 24), 3: (160, 32)}
+SHARED_BYTES = 232_448
+"""What one program may have: it has the processor for itself."""
+SMALL_BYTES = 2048
+"""Barriers and the fields of tiles, beside the tiles of numbers."""
+REGISTERS = {2: (232, 40), 3: (160, 32)}
 """What a thread of a consumer and of the producer may use, for each number of consumers."""
+RISE = 8.0
+"""A running maximum stays as it is while no score, to the base 2, exceeds it by more."""
+MERGE_ROWS = 4
+SPLIT_UNIT = 4
+"""Numbers beside a split's row, so that rows stay aligned to 16 bytes; the first is its log-sum-exp."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +40,57 @@ class QkPiece:
 
 
 @dataclass(frozen=True, slots=True)
+class VPiece:
+    """One piece of the head dimension of values: its tiles, and the wgmma that adds it to the result.
+
+    Gluon's shapes are powers of two. A `ptx` piece of another size has columns of a wider tensor, `width` of them, and
+    its wgmma is written out.
+    """
+
+    suffix: str
+    size: str
+    start: str
+    extent: int
+    ptx: bool
+
+    @property
+    def native(self) -> bool:
+        return not self.ptx
+
+    @property
+    def width(self) -> str:
+        return "BLOCK_KV" if self.ptx else self.size
+
+    @property
+    def box(self) -> int:
+        """Columns in shared memory: halves of 64, where the wgmma is written out."""
+        return max(64, next_power_of_two(self.extent)) if self.ptx else self.extent
+
+
+@dataclass(frozen=True, slots=True)
 class HopperKernel(KernelPlan):
     qk_pieces: tuple[QkPiece, ...]
-    ptx_values: bool
+    v_pieces: tuple[VPiece, ...]
+    v_dim: str
     consumer_count: int
+    speculative: bool
     lse: bool
-    language: str = "gl"
-    search_lanes: str = "gl.arange(0, SEARCH, LANES)"
 
     @property
     def consumers(self) -> tuple[int, ...]:
         return tuple(range(self.consumer_count))
+
+    @property
+    def running_max(self) -> str:
+        return str(not self.speculative)
+
+    @property
+    def first_suffix(self) -> str:
+        return self.qk_pieces[0].suffix
+
+    @property
+    def ptx_piece(self) -> VPiece | None:
+        return next((piece for piece in self.v_pieces if piece.ptx), None)
 
     @property
     def maps(self) -> tuple[str, ...]:
@@ -49,29 +100,27 @@ class HopperKernel(KernelPlan):
     @property
     def _tiles(self) -> tuple[str, ...]:
         pieces = tuple(f"{tensor}_tiles{piece.suffix}" for piece in self.qk_pieces for tensor in ("q", "k"))
-        return (*pieces, "v_tiles", "q_ready", "k_ready", "v_ready")
+        values = tuple(f"v_tiles{piece.suffix}" for piece in self.v_pieces)
+        failures = ("failures",) if self.speculative else ()
+        return (*pieces, *values, "tiles", "told", *failures, "q_ready", "q_free", "k_ready", "v_ready")
 
     @property
     def load_arguments(self) -> tuple[str, ...]:
-        """What the warp that loads takes before the tile's numbers."""
-        return (*self.maps, *self._tiles)
+        """What the warp that loads takes."""
+        return (*self.maps, *self._tiles, "cu_seqlens_q", "cu_seqlens_k", *INTEGERS, *WORK)
 
     @property
     def attend_arguments(self) -> tuple[str, ...]:
-        """What a warpgroup that attends takes before the tile's numbers."""
-        address = ("v_address",) if self.ptx_values else ()
+        """What a warpgroup that attends takes."""
+        address = ("v_address",) if self.ptx_piece else ()
         lse = ("out_lse", "stride_lse_head", "stride_lse_token") if self.lse else ()
-        return (*self._tiles, *address, "out", "stride_out_token", "stride_out_head", *lse)
+        results = ("out", "stride_out_token", "stride_out_head", "split_out")
+        return (*self._tiles, *address, *results, *lse)
 
     @property
     def qk_sizes(self) -> tuple[str, ...]:
         """The names of the pieces' sizes."""
         return tuple(piece.size for piece in self.qk_pieces)
-
-    @property
-    def acc_width(self) -> str:
-        """Columns of the tensor that carries the result: Gluon's shapes are powers of two."""
-        return "BLOCK_KV" if self.ptx_values else "HEAD_DIM"
 
     @property
     def worker_warps(self) -> str:
@@ -83,14 +132,23 @@ class HopperKernel(KernelPlan):
         return ", ".join(["CONSUMER_REGISTERS"] * (self.consumer_count - 1) + ["PRODUCER_REGISTERS"])
 
 
+@dataclass(frozen=True, slots=True)
+class MergeKernel(KernelPlan):
+    lse: bool
+
+
+WORK = ("slots", "items", "whole_tiles", "num_splits")
+"""How the tiles of all heads are handed out to programs."""
+
+
 def reason_against(spec: Spec) -> str | None:
     """Why the Hopper kernel does not run a block, None where it does."""
     if spec.targets is not None and "hopper" not in spec.targets:
         return "`targets` leaves it out"
     if spec.dtype == "fp32":
         return "it computes in bf16 and fp16"
-    if spec.head_dim_qk != spec.head_dim_v or spec.head_dim_v not in HEAD_DIMS:
-        return f"its head_dim is one of {', '.join(map(str, HEAD_DIMS))}"
+    if any(dim % HEAD_DIM_UNIT or dim > LARGEST_HEAD_DIM for dim in (spec.head_dim_qk, spec.head_dim_v)):
+        return f"its head_dim is a multiple of {HEAD_DIM_UNIT} up to {LARGEST_HEAD_DIM}"
     if not (isinstance(spec.scale, float) and spec.scale > 0):
         return "it takes the maximum of a row before the scale, which must be positive"
     return None
@@ -98,42 +156,48 @@ def reason_against(spec: Spec) -> str | None:
 
 def hopper(spec: Spec, name: str) -> HopperPlan:
     """The kernel of a block, its numbers and the boxes of its tensor maps."""
-    dim = spec.head_dim_v
-    consumers, stages = _shape(dim)
-    ptx_values = dim not in (64, 128)
-    v_width = 128 if ptx_values else dim
-    pieces, _, dims = head_dim_pieces(dim, dim)
-    qk_width = sum(piece.extent for piece in pieces)
+    qk, _, dims = head_dim_pieces(spec.head_dim_qk, spec.head_dim_v)
+    v_dim = "HEAD_DIM" if spec.head_dim_qk == spec.head_dim_v else "HEAD_DIM_V"
+    dims = {name: value for name, value in dims.items() if not name.startswith("V_DIM_")}
+    values, sizes = _v_pieces(spec.head_dim_v, v_dim)
+    qk_width = sum(piece.extent for piece in qk)
+    v_width = sum(piece.box for piece in values)
+    itemsize = ITEMSIZE[spec.dtype]
+    consumers, block_kv, stages, q_stages = _shape(spec, qk_width, v_width)
     assert isinstance(spec.scale, float)
     consumer_registers, producer_registers = REGISTERS[consumers]
-    itemsize = ITEMSIZE[spec.dtype]
     constants = {
         "SCALE_LOG2": spec.scale * LOG2_E,
+        "HEADS": spec.heads,
         "GROUP": spec.group,
         **dims,
+        **sizes,
         "QK_WIDTH": qk_width,
         "V_WIDTH": v_width,
-        "V_BYTES": BLOCK_KV * v_width * itemsize,
-        "SEARCH": SEARCH,
+        **{"V_BYTES": block_kv * piece.box * itemsize for piece in values if piece.ptx},
         "ALIGNMENT": 16 // itemsize,
         "CONSUMERS": consumers,
         "BLOCK_Q": CONSUMER_ROWS * consumers,
-        "BLOCK_KV": BLOCK_KV,
+        "BLOCK_KV": block_kv,
         "STAGES": stages,
+        "Q_STAGES": q_stages,
+        "RISE": RISE,
+        "SPLIT_WIDTH": spec.head_dim_v + SPLIT_UNIT,
         "CONSUMER_REGISTERS": consumer_registers,
         "PRODUCER_REGISTERS": producer_registers,
     }
     boxes: dict[str, tuple[int, ...]] = {}
-    for piece in pieces:
+    for piece in qk:
         boxes[f"q_map{piece.suffix}"] = (CONSUMER_ROWS, 1, piece.extent)
-        boxes[f"k_map{piece.suffix}"] = (BLOCK_KV, 1, piece.extent)
-    boxes["v_map"] = (1, 1, BLOCK_KV, 1, v_width)
-    integers = (*INTEGERS, "stride_out_token", "stride_out_head")
+        boxes[f"k_map{piece.suffix}"] = (block_kv, 1, piece.extent)
+    boxes |= {f"v_map{piece.suffix}": (1, 1, block_kv, 1, piece.box) for piece in values}
+    integers = (*INTEGERS, *WORK, "stride_out_token", "stride_out_head")
     integers += ("stride_lse_head", "stride_lse_token") if spec.lse else ()
     arguments = (
         *(Argument(box, "map", "data") for box in boxes),
         *(Argument(tensor, "pointer", "index") for tensor in ("cu_seqlens_q", "cu_seqlens_k")),
         Argument("out", "pointer", "data", varies=False),
+        Argument("split_out", "pointer", "fp32", varies=False),
         *((Argument("out_lse", "pointer", "fp32"),) if spec.lse else ()),
         *(Argument(integer, "integer", "int32") for integer in integers),
         *(Argument(constant, "constant", "") for constant in constants),
@@ -142,20 +206,85 @@ def hopper(spec: Spec, name: str) -> HopperPlan:
         name=name,
         template=TEMPLATE,
         arguments=arguments,
-        qk_pieces=tuple(
-            QkPiece(piece.suffix, piece.size, piece.start, number > 0) for number, piece in enumerate(pieces)
-        ),
-        ptx_values=ptx_values,
+        qk_pieces=tuple(QkPiece(piece.suffix, piece.size, piece.start, number > 0) for number, piece in enumerate(qk)),
+        v_pieces=values,
+        v_dim=v_dim,
         consumer_count=consumers,
+        speculative=spec.softmax == "auto",
         lse=spec.lse,
     )
-    rows, columns = CONSUMER_ROWS * consumers, stages * BLOCK_KV
-    shared_bytes = itemsize * (rows * qk_width + columns * (qk_width + v_width)) + 1024
-    return HopperPlan(kernel, constants, boxes, num_warps=4, shared_bytes=shared_bytes)
+    shared_bytes = _shared_bytes(itemsize, consumers, block_kv, stages, q_stages, qk_width, v_width)
+    return HopperPlan(kernel, constants, boxes, 4, shared_bytes, _merge(spec, constants))
 
 
-def _shape(dim: int) -> tuple[int, int]:
-    """Consumers and stages. Three consumers share the registers as long as the result leaves enough of them."""
-    if dim <= 72:
-        return 3, 3
-    return (2, 3) if dim < 128 else (2, 2)
+def _v_pieces(dim: int, name: str) -> tuple[tuple[VPiece, ...], dict[str, int]]:
+    """The pieces of the values' head dimension and the constants that name their sizes.
+
+    One wgmma has up to 128 columns of a tensor that Triton knows, or 256.
+    """
+    extents = _v_extents(dim)
+    if len(extents) == 1:
+        return (VPiece("", name, "0", dim, _is_ptx(dim)),), {}
+    pieces = []
+    sizes = {}
+    for number, extent in enumerate(extents):
+        start = " + ".join(f"V_DIM_{before}" for before in range(number)) or "0"
+        pieces.append(VPiece(f"_{number}", f"V_DIM_{number}", start, extent, _is_ptx(extent)))
+        sizes[f"V_DIM_{number}"] = extent
+    return tuple(pieces), sizes
+
+
+def _is_ptx(extent: int) -> bool:
+    return extent < 16 or next_power_of_two(extent) != extent
+
+
+def _v_extents(dim: int) -> tuple[int, ...]:
+    if dim <= 128 or dim == LARGEST_HEAD_DIM:
+        return (dim,)
+    rest = dim - 128
+    return (128, rest) if rest <= 64 else (128, 64, rest - 64)
+
+
+def _shape(spec: Spec, qk_width: int, v_width: int) -> tuple[int, int, int, int]:
+    """Consumers, keys of a tile, stages of keys and of queries: three consumers where that leaves enough registers."""
+    itemsize = ITEMSIZE[spec.dtype]
+    if spec.head_dim_v <= 72 and qk_width <= 128:
+        candidates = [(3, 128, 3), (3, 128, 2)]
+    elif spec.head_dim_v <= 128:
+        candidates = [(2, 128, 3), (2, 128, 2), (2, 64, 2)] if spec.head_dim_v < 128 else [(2, 128, 2), (2, 64, 2)]
+    else:
+        candidates = [(2, 64, 3), (2, 64, 2)]
+    for candidate, q_stages in product(candidates, (2, 1)):
+        if _shared_bytes(itemsize, *candidate, q_stages, qk_width, v_width) <= SHARED_BYTES:
+            return *candidate, q_stages
+    raise AssertionError("every head dimension that the kernel takes fits")
+
+
+def _shared_bytes(
+    itemsize: int, consumers: int, block_kv: int, stages: int, q_stages: int, qk_width: int, v_width: int
+) -> int:
+    rows, columns = q_stages * CONSUMER_ROWS * consumers, stages * block_kv
+    return itemsize * (rows * qk_width + columns * (qk_width + v_width)) + SMALL_BYTES
+
+
+def _merge(spec: Spec, constants: dict[str, int | float]) -> MergePlan:
+    """The kernel that merges the splits of a tile of queries."""
+    numbers = {
+        "HEAD_DIM": spec.head_dim_v,
+        "DIM_PADDED": next_power_of_two(spec.head_dim_v),
+        "ALIGNMENT": 16 // ITEMSIZE[spec.dtype],
+        "BLOCK_Q": int(constants["BLOCK_Q"]),
+        "SPLIT_WIDTH": spec.head_dim_v + SPLIT_UNIT,
+        "ROWS": MERGE_ROWS,
+    }
+    integers = ("slots", "whole_tiles", "num_splits", "stride_out_token", "stride_out_head")
+    integers += ("stride_lse_head", "stride_lse_token") if spec.lse else ()
+    arguments = (
+        Argument("split_out", "pointer", "fp32", varies=False),
+        Argument("out", "pointer", "data", varies=False),
+        *((Argument("out_lse", "pointer", "fp32"),) if spec.lse else ()),
+        *(Argument(integer, "integer", "int32") for integer in integers),
+        *(Argument(constant, "constant", "") for constant in (*numbers, "SPLITS")),
+    )
+    kernel = MergeKernel(name="_prefill_merge_kernel", template=MERGE_TEMPLATE, arguments=arguments, lse=spec.lse)
+    return MergePlan(kernel, numbers, num_warps=4)
