@@ -18,9 +18,9 @@ LARGEST_HEAD_DIM = 256
 CONSUMER_ROWS = 64
 SHARED_BYTES = 232_448
 """What one program may have: it has the processor for itself."""
-SMALL_BYTES = 2048
-"""Barriers and the fields of tiles, beside the tiles of numbers."""
-REGISTERS = {2: (232, 40), 3: (160, 32)}
+SMALL_BYTES = 8192
+"""Barriers, the fields of tiles, and what threads trade results through, beside the tiles of numbers."""
+REGISTERS = {2: (240, 24), 3: (160, 32)}
 """What a thread of a consumer and of the producer may use, for each number of consumers."""
 RISE = 8.0
 """A running maximum stays as it is while no score, to the base 2, exceeds it by more."""
@@ -137,7 +137,7 @@ class MergeKernel(KernelPlan):
     lse: bool
 
 
-WORK = ("slots", "items", "whole_tiles", "num_splits")
+WORK = ("height", "slots", "items", "whole_tiles", "num_splits")
 """How the tiles of all heads are handed out to programs."""
 
 
@@ -210,7 +210,7 @@ def hopper(spec: Spec, name: str) -> HopperPlan:
         v_pieces=values,
         v_dim=v_dim,
         consumer_count=consumers,
-        speculative=spec.softmax == "auto",
+        speculative=spec.softmax == "auto" and spec.dtype == "bf16",
         lse=spec.lse,
     )
     shared_bytes = _shared_bytes(itemsize, consumers, block_kv, stages, q_stages, qk_width, v_width)
