@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from dsl.check import load_spec
+from dsl.pipeline import build
 from dsl.source import Source
 from dsl.spec import Case, SpecFile
 from dsl.verify.cases import Adversity, trials
@@ -281,6 +282,7 @@ def test_nothing_verified_is_not_a_pass() -> None:
 GENERATED = {
     "decode": "query = single  kv = paged(block = 16)  dtype = bf16  heads = 4 / 1  head_dim = 24",
     "prefill": "query = packed  kv = packed  dtype = fp16  heads = 2  head_dim = 24",
+    "prefill_negative_scale": "query = packed  kv = packed  dtype = fp32  heads = 2  head_dim = 24  scale = -0.3",
 }
 
 
@@ -291,6 +293,23 @@ def test_a_generated_module_passes(family: str, tmp_path: Path) -> None:
     report = verify_files([spec], device="cpu")
     assert report.passed, report.failures
     assert {row.function for row in report.rows} == {"f", "f.reference", "g"}
+
+
+def test_rows_reduced_in_parts_agree(tmp_path: Path) -> None:
+    """The interpreter runs the default tiles, which reduce a row at once; Hopper's do not."""
+    spec = tmp_path / "parts.attn"
+    spec.write_text("attention f { query = packed  kv = packed  dtype = fp16  heads = 2  head_dim = 24  lse = true }")
+    path = build(spec, tmp_path)
+    text = path.read_text()
+    assert '"ROW_PARTS": 1' in text
+    path.write_text(text.replace('"ROW_PARTS": 1', '"ROW_PARTS": 8'))
+    request = {"spec": str(spec), "module": str(path), "device": "cpu"}
+    done = run_python(
+        "-m", "dsl.verify.worker", environment={"TRITON_INTERPRET": "1"}, input=json.dumps(request).encode()
+    )
+    rows = [json.loads(line) for line in done.stdout.decode().split("\x1e")[1:]]
+    assert done.returncode == 0 and rows, done.stderr.decode()
+    assert all(row["passed"] for row in rows), rows
 
 
 def test_a_dispatch_over_blocks_that_launch_differently_passes() -> None:

@@ -33,7 +33,7 @@ def _chunk(spec: Spec, tile: int) -> dict[str, int]:
 
 def _prefill(spec: Spec, chip: Architecture) -> Iterator[Config]:
     rows, columns = ((32, 64), (16, 32)) if spec.dtype == "fp32" else ((64, 128), (32, 64, 128))
-    stages = (1, 2) if chip.is_amd else (1, 2, 3)
-    for block_q, block_kv, num_warps, num_stages in product(rows, columns, (4, 8), stages):
-        constants = {"BLOCK_Q": block_q, "BLOCK_KV": block_kv}
+    stages = (1, 2) if chip.is_amd else (1, 2, 3, 4)
+    for block_q, block_kv, row_parts, num_warps, num_stages in product(rows, columns, (1, 8), (4, 8), stages):
+        constants = prefill.tiles(block_q, block_kv, row_parts)
         yield Config(constants, num_warps, num_stages, prefill.shared_bytes(spec, constants, num_stages, chip))

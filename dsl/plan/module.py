@@ -228,6 +228,10 @@ class ModulePlan:
         return any(block.spec.kv == "paged" for block in self.blocks)
 
     @property
+    def has_packed_keys(self) -> bool:
+        return any(block.spec.kv == "packed" for block in self.blocks)
+
+    @property
     def has_hopper(self) -> bool:
         return any(block.hopper for block in self.blocks)
 

@@ -43,7 +43,11 @@ class PrefillKernel(KernelPlan):
     precision: str
     whole: Step
     partial: Step
-    rows: str = "BLOCK_Q"
+
+    @property
+    def signs_query(self) -> bool:
+        """Whether Q takes the sign of a scale that is not positive: maxima are taken before the scale."""
+        return "SIGN" in self.constants
 
     @property
     def wide_strides(self) -> tuple[str, ...]:
@@ -91,6 +95,8 @@ def kernel(spec: Spec, name: str) -> tuple[PrefillKernel, dict[str, float]]:
     qk, v, dims = head_dim_pieces(spec.head_dim_qk, spec.head_dim_v)
     assert isinstance(spec.scale, float)
     constants = {"SCALE_LOG2": spec.scale * LOG2_E, "GROUP": spec.group, **dims, "SEARCH": SEARCH}
+    if spec.scale <= 0:
+        constants |= {"SCALE_LOG2": abs(spec.scale or 1.0) * LOG2_E, "SIGN": -1.0 if spec.scale else 0.0}
     integers = (*INTEGERS, *STRIDES, *(("stride_lse_head", "stride_lse_token") if spec.lse else ()))
     arguments = (
         *(Argument(tensor, "pointer", "data") for tensor in ("q", "k", "v")),
@@ -98,7 +104,7 @@ def kernel(spec: Spec, name: str) -> tuple[PrefillKernel, dict[str, float]]:
         Argument("out", "pointer", "data"),
         *((Argument("out_lse", "pointer", "fp32"),) if spec.lse else ()),
         *(Argument(integer, "integer", "int32") for integer in integers),
-        *(Argument(constant, "constant", "") for constant in (*constants, "BLOCK_Q", "BLOCK_KV", "ALIGNMENT", "INDEX")),
+        *(Argument(constant, "constant", "") for constant in (*constants, *tiles(0, 0), "ALIGNMENT", "INDEX")),
     )
     plan = PrefillKernel(
         name=name,
@@ -112,6 +118,11 @@ def kernel(spec: Spec, name: str) -> tuple[PrefillKernel, dict[str, float]]:
         partial=_step(True, qk, v),
     )
     return plan, constants
+
+
+def tiles(block_q: int, block_kv: int, row_parts: int = 1) -> dict[str, int]:
+    """The constants of a configuration. `row_parts` may be 8 where a thread holds every eighth column of scores."""
+    return {"BLOCK_Q": block_q, "BLOCK_KV": block_kv, "ROW_PARTS": row_parts}
 
 
 def shared_bytes(spec: Spec, constants: Mapping[str, int], num_stages: int, architecture: Architecture) -> int:
@@ -129,7 +140,7 @@ def shared_bytes(spec: Spec, constants: Mapping[str, int], num_stages: int, arch
 
 
 def configs(spec: Spec, architecture: Architecture) -> tuple[Config, ...]:
-    """Candidates for one architecture, best first: (BLOCK_Q, BLOCK_KV, num_warps, num_stages)."""
+    """Candidates for one architecture, best first."""
     dim = max(spec.head_dim_qk, spec.head_dim_v)
     if spec.dtype == "fp32":
         shapes = [(64, 32, 8, 1), (32, 32, 4, 1), (16, 16, 4, 1)]
@@ -139,15 +150,15 @@ def configs(spec: Spec, architecture: Architecture) -> tuple[Config, ...]:
         shapes = [(128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 2), (16, 16, 4, 2)]
     else:
         shapes = [(128, 64, 8, 2), (64, 64, 8, 2), (64, 32, 8, 2), (32, 32, 4, 2), (16, 16, 4, 2)]
+    launches = [(tiles(block_q, block_kv), warps, stages) for block_q, block_kv, warps, stages in shapes]
     measured = tuned(spec, architecture.name)
     if measured is not None:
-        block_q, block_kv = measured["BLOCK_Q"], measured["BLOCK_KV"]
-        shapes.insert(0, (block_q, block_kv, measured["num_warps"], measured["num_stages"]))
-    result = []
-    for block_q, block_kv, warps, stages in shapes:
-        constants = {"BLOCK_Q": block_q, "BLOCK_KV": block_kv}
-        result.append(Config(constants, warps, stages, shared_bytes(spec, constants, stages, architecture)))
-    return tuple(result)
+        constants = {name: measured[name] for name in tiles(0, 0)}
+        launches.insert(0, (constants, measured["num_warps"], measured["num_stages"]))
+    return tuple(
+        Config(constants, warps, stages, shared_bytes(spec, constants, stages, architecture))
+        for constants, warps, stages in launches
+    )
 
 
 def unaligned_config(spec: Spec) -> Config | None:
@@ -157,7 +168,7 @@ def unaligned_config(spec: Spec) -> Config | None:
     wrong. 32 query rows are too few for a wgmma.
     """
     for block_q, block_kv in ((32, 32), (16, 16)):
-        constants = {"BLOCK_Q": block_q, "BLOCK_KV": block_kv}
+        constants = tiles(block_q, block_kv)
         config = Config(constants, 4, 1, shared_bytes(spec, constants, 1, UNLISTED))
         if config.shared_bytes <= UNLISTED.shared_bytes:
             return config

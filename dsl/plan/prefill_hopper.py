@@ -20,7 +20,7 @@ SHARED_BYTES = 232_448
 """What one program may have: it has the processor for itself."""
 SMALL_BYTES = 8192
 """Barriers, the fields of tiles, and what threads trade results through, beside the tiles of numbers."""
-REGISTERS = {2: (240, 24), 3: (160, 32)}
+REGISTERS = {2: (232, 40), 3: (160, 32)}
 """What a thread of a consumer and of the producer may use, for each number of consumers."""
 RISE = 8.0
 """A running maximum stays as it is while no score, to the base 2, exceeds it by more."""
@@ -220,7 +220,7 @@ def hopper(spec: Spec, name: str) -> HopperPlan:
 def _v_pieces(dim: int, name: str) -> tuple[tuple[VPiece, ...], dict[str, int]]:
     """The pieces of the values' head dimension and the constants that name their sizes.
 
-    One wgmma has up to 128 columns of a tensor that Triton knows, or 256.
+    A piece beyond 64 columns that is no power of two has as many keys in a tile as its tensor has columns.
     """
     extents = _v_extents(dim)
     if len(extents) == 1:
@@ -239,10 +239,10 @@ def _is_ptx(extent: int) -> bool:
 
 
 def _v_extents(dim: int) -> tuple[int, ...]:
-    if dim <= 128 or dim == LARGEST_HEAD_DIM:
+    if dim <= 128:
         return (dim,)
     rest = dim - 128
-    return (128, rest) if rest <= 64 else (128, 64, rest - 64)
+    return (128, rest) if rest <= 64 or rest == 128 else (128, 64, rest - 64)
 
 
 def _shape(spec: Spec, qk_width: int, v_width: int) -> tuple[int, int, int, int]:
