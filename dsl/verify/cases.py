@@ -18,7 +18,7 @@ class Trend:
 
     `ramp`: they rise steadily by `nats`, or fall where that is negative. `first`, `last`: a few keys at that end stand
     `nats` above the others. `level`: all scores stand near `nats`. `zero`: the queries are zero.
-    Query rows whose place in their sequence is a multiple of `every` follow it; to the other rows all keys are level.
+    One query row of `every` follows it, in the middle of them; to the other rows all keys are level.
     """
 
     shape: Literal["ramp", "first", "last", "level", "zero"]
@@ -33,7 +33,7 @@ class Trend:
             "level": f"scores near {self.nats:g}",
             "zero": "queries of zero",
         }[self.shape]
-        return words if self.every == 1 else f"{words} in every row of {self.every}"
+        return words if self.every == 1 else f"{words} for one row of {self.every}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ _EDGE_TRENDS = (
     Trend("last", 46),
     Trend("last", 100),
 )
-"""Around what an offset fixed by the first keys can bear: 11 nats in fp16, 44 in bf16; every 97th row skips a tile."""
+"""Around what an offset fixed by the first keys can bear: 11 nats in fp16, 44 in bf16; a row of 97 leaves tiles out."""
 _ALONE_TRENDS = (Trend("ramp", 800), Trend("last", 46), Trend("first", 60))
 """For one sequence whose keys are cut into parts: the maximum rises in every part, in the last one, in none."""
 

@@ -19,7 +19,8 @@ def follow(
     trend: Trend, queries: torch.Tensor, keys: torch.Tensor, scale: float, along: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Queries `[row, head, dim]` and keys `[key, dim]` like the given ones, but for their scores' trend."""
-    is_follower = (torch.arange(len(queries), device=queries.device) % trend.every == 0)[:, None, None]
+    every = min(trend.every, len(queries))
+    is_follower = (torch.arange(len(queries), device=queries.device) % every == every // 2)[:, None, None]
     if trend.shape == "zero":
         return torch.where(is_follower, 0.0, queries), keys
     products = levels(trend, len(keys), keys.device) / scale
