@@ -141,7 +141,7 @@ def _trend_trials(spec: Spec, scale: Scale) -> list[Trial]:
     if scale == "small":
         trends = (*_FEW_TRENDS, *low)
         seqs = max(1, len(trends) - spec.kv_heads + 1)
-        return [Trial("trends", _case([(queries, 200)] * seqs), Adversity(trends=trends), dispatched=False)]
+        return [Trial("trends", _case([(queries, 140)] * seqs), Adversity(trends=trends), dispatched=False)]
     trends = (*_FEW_TRENDS, *low, *_EDGE_TRENDS)
     every = Trial("trends", _case([(queries, 2100)] * len(trends)), Adversity(trends=trends), dispatched=False)
     alone = _case([(queries, 8192)])
