@@ -119,6 +119,13 @@ def test_scores_follow_their_trend_through_pages(family: str) -> None:
                 assert (score - 80 * torch.linspace(1, 0, length)).abs().max() < 15
 
 
+def test_a_single_key_has_no_trend_but_is_finite() -> None:
+    spec = spec_of(packed("bf16"))
+    for trend in FATE:
+        inputs = make_inputs(spec, Case((3, 0, 2), (1, 1, 0)), adversity=Adversity(trends=(trend,)))
+        assert inputs["q"].isfinite().all() and inputs["k"].isfinite().all()
+
+
 # Kernels that would and would not do.
 
 

@@ -24,7 +24,7 @@ def follow(
     if trend.shape == "zero":
         return torch.where(is_follower, 0.0, queries), keys
     products = levels(trend, len(keys), keys.device) / scale
-    reach = products.abs().max().sqrt()
+    reach = products.abs().max().sqrt().clamp(min=1)
     queries = _without(queries, along) + is_follower * reach * along
     return queries, _without(keys, along) + (products / reach)[:, None] * along
 
