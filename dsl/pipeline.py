@@ -61,7 +61,13 @@ def build(
 
     Raises SpecError, OSError, NameRefused or EmitError.
     """
-    source = read_source(spec)
+    return build_source(read_source(spec), output, targets=targets, force=force)
+
+
+def build_source(
+    source: Source, output: str | Path, *, targets: Sequence[str] | None = None, force: bool = False
+) -> Path:
+    """The same for a spec that was read already."""
     path = Path(output) / f"{module_name(source.name)}.py"
     text = generate(source, targets)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -228,6 +228,28 @@ def test_verify_json_is_one_object_where_specs_are_wrong(folder: Path):
     assert [list(file) for file in answer["files"]] == [["spec"], ["spec", "diagnostics"]]
 
 
+def test_verify_json_is_one_object_without_a_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("dsl.cli.verify._has_gpu", lambda: False)
+    refused = run("verify", "--json", "--device", "cuda", "good.attn")
+    answer = object_of(refused)
+    assert (refused.exit_code, answer["schema"], answer["passed"]) == (Exit.COULD_NOT_ASK, "attnspec.verify/1", False)
+    assert answer["rows"] == [] and answer["error"].startswith("no GPU")
+    assert run("verify", "--device", "cuda", "good.attn").stderr == f"error: {answer['error']}\n"
+
+
+def test_verify_from_stdin(folder: Path):
+    (folder / "piped.py").write_text("")
+    text = "attention f { query = packed  kv = packed  dtype = fp32  heads = 1  head_dim = 8 }"
+    done = run("verify", "-", "--name", "piped.attn", "--device", "cpu", "-o", ".", "--json", input=text)
+    rows = object_of(done)["rows"]
+    assert done.exit_code == Exit.NO
+    assert {(row["file"], row["block"]) for row in rows} == {("piped.attn", "f")}
+    assert rows[0]["problem"] == "LookupError: the module has no f"
+    wrong = object_of(run("verify", "-", "--json", input=WRONG))
+    assert wrong["files"][0]["diagnostics"][0]["file"] == "spec.attn"
+    assert run("verify", "-", "--name", "two-words", input=text).exit_code == Exit.COULD_NOT_ASK
+
+
 def test_fmt(folder: Path):
     loose = folder / "loose.attn"
     loose.write_bytes(b"\xef\xbb\xbf" + DECODE.replace("    ", "  ").replace("\n", "\r\n").encode())

@@ -45,6 +45,7 @@ EXTRAS = {
     "window": "mask = causal and q - kv < 20",
     "sink": "param sinks[head] : fp32  sink = sinks[h]  score = softcap(score, 30)  lse = true",
     "documents": "param doc[kv_token] : int32  mask = doc[kv_token] == doc[kv_len - 1]  lse = true",
+    "no scale": "scale = 0.0",
     "two sizes": "head_dim = 24 / 8  dtype = fp32  mask = causal  score = score - alibi(h) * abs(q - kv)",
 }
 
@@ -92,6 +93,11 @@ def attend(
             score = score.bfloat16().float()
         lse[:, row] = score.logsumexp(dim=1) / (math.log(2) if fault == "base 2" else 1)
         weights = score.softmax(dim=1)
+        if fault == "maximum of the first keys":
+            weights = (score - score[:, :16].amax(dim=1, keepdim=True)).exp()
+        if fault == "maximum from 0":
+            weights = (score - score.amax(dim=1, keepdim=True).clamp(min=0)).exp()
+        weights = weights / weights.sum(dim=1, keepdim=True)
         out[row] = torch.einsum("hn,nhd->hd", weights, values[:, head]).to(out.dtype)
     if fault == "writes beside" and given is not None:
         given.as_strided((1,), (1,), (given.storage_offset() + DIM) % given.untyped_storage().nbytes()).fill_(1)
@@ -134,6 +140,8 @@ def test_a_right_module_passes() -> None:
         "padded scale",
         "rounds scores",
         "base 2",
+        "maximum of the first keys",
+        "maximum from 0",
         "other tensor",
         "writes beside",
         "crashes",

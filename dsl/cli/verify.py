@@ -10,17 +10,21 @@ import click
 
 from dsl.cli.console import json_result, note, result, table, wants_color
 from dsl.cli.exits import Exit
-from dsl.cli.outcome import attempt, gravest
-from dsl.pipeline import module_name, read_source
+from dsl.cli.outcome import attempt, gravest, read_spec
+from dsl.pipeline import module_name
+from dsl.source import Source
+
+_NO_GPU = "no GPU; --device cpu runs the kernels in Triton's interpreter"
 
 
-def _checked(spec: str) -> None:
+def _checked(spec: str, stdin_name: str) -> Source:
     from dsl.check import load_spec
     from dsl.plan import plan_module
 
-    source = read_source(spec)
+    source = read_spec(spec, stdin_name)
     module_name(source.name)
     plan_module(load_spec(source))
+    return source
 
 
 @click.command()
@@ -29,6 +33,7 @@ def _checked(spec: str) -> None:
 @click.option("-o", "--output", metavar="DIR", help="Verify the modules in DIR as they stand, not freshly built ones.")
 @click.option("--only", multiple=True, metavar="NAME", help="Verify this block or dispatch only; may be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@click.option("--name", metavar="NAME", default="spec.attn", help="Name of the spec that is read from stdin.")
 @click.pass_context
 def verify(
     context: click.Context,
@@ -37,13 +42,14 @@ def verify(
     output: str | None,
     only: tuple[str, ...],
     as_json: bool,
+    name: str,
 ) -> None:
     """Compare functions with a reference.
 
-    Builds every SPEC afresh and runs each of its functions beside a dense reference in float64; without a GPU, in
-    Triton's interpreter.
+    Builds every SPEC, a file or `-` for stdin, and runs each of its functions beside a dense reference in float64;
+    without a GPU, in Triton's interpreter.
     """
-    outcomes = [attempt(spec, _checked) for spec in specs]
+    outcomes = [attempt(spec, lambda spec: _checked(spec, name)) for spec in specs]
     if gravest(outcomes) != Exit.YES:
         if as_json:
             files = [{"spec": spec, **outcome.trouble_fields()} for spec, outcome in zip(specs, outcomes, strict=True)]
@@ -53,7 +59,10 @@ def verify(
                 outcome.show_trouble()
         context.exit(gravest(outcomes))
     if device == "cuda" and not _has_gpu():
-        note("error: no GPU; --device cpu runs the kernels in Triton's interpreter")
+        if as_json:
+            json_result("verify", passed=False, rows=[], error=_NO_GPU)
+        else:
+            note(f"error: {_NO_GPU}")
         context.exit(Exit.COULD_NOT_ASK)
 
     from dsl.verify.report import Row
@@ -63,8 +72,9 @@ def verify(
         note(f"{'ok' if row.passed else 'FAILED':6} {row.function}, {row.case} ({row.seconds:.1f} s)")
 
     watched = not as_json and sys.stderr.isatty()
+    sources = [outcome.value for outcome in outcomes if outcome.value is not None]
     report = verify_files(
-        specs, device=device, output_dir=output, progress=show if watched else None, only=only or None
+        sources, device=device, output_dir=output, progress=show if watched else None, only=only or None
     )
     if as_json:
         result(json.dumps(report.to_dict(), indent=2))

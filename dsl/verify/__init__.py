@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from dsl.source import Source
     from dsl.verify.report import Report, Row
 
 __all__ = ["verify"]
 
 
 def verify(
-    paths: Sequence[str | Path],
+    specs: Sequence[str | Path | Source],
     *,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     output_dir: str | Path | None = None,
@@ -26,4 +27,4 @@ def verify(
     """Verify every function of some spec files against the oracle; see `dsl.verify.runner.verify_files`."""
     from dsl.verify.runner import verify_files
 
-    return verify_files(paths, device=device, output_dir=output_dir, progress=progress, only=only)
+    return verify_files(specs, device=device, output_dir=output_dir, progress=progress, only=only)

@@ -13,6 +13,30 @@ Scale = Literal["small", "large"]
 
 
 @dataclass(frozen=True, slots=True)
+class Trend:
+    """How a sequence's scores run along its keys, beneath noise of about one nat.
+
+    `ramp`: they rise steadily by `nats`, or fall where that is negative. `first`, `last`: a few keys at that end stand
+    `nats` above the others. `level`: all scores stand near `nats`. `zero`: the queries are zero.
+    One query row of `every` follows it, in the middle of them; to the other rows all keys are level.
+    """
+
+    shape: Literal["ramp", "first", "last", "level", "zero"]
+    nats: float = 0.0
+    every: int = 1
+
+    def __str__(self) -> str:
+        words = {
+            "ramp": f"scores {'rise' if self.nats > 0 else 'fall'} by {abs(self.nats):g} nats",
+            "first": f"first keys {self.nats:g} nats above the others",
+            "last": f"last keys {self.nats:g} nats above the others",
+            "level": f"scores near {self.nats:g}",
+            "zero": "queries of zero",
+        }[self.shape]
+        return words if self.every == 1 else f"{words} for one row of {self.every}"
+
+
+@dataclass(frozen=True, slots=True)
 class Adversity:
     """What is wrong with a batch apart from its lengths.
 
@@ -20,12 +44,18 @@ class Adversity:
     entries past the length; permuted pages, one of them shared; lengths below 0 and past the table.
     `views`: tensors are slices of wider buffers (`aligned` to 16 bytes, or `odd`), and `out` is the caller's.
     `logits`: the typical size of a score. `room`: how many keys a table's row or a dense tensor can hold at least.
+    `trends`: KV heads and sequences take them in turn; `trend` tells which.
     """
 
     poison: bool = False
     views: Literal["none", "aligned", "odd"] = "none"
     logits: float | None = None
     room: int = 0
+    trends: tuple[Trend, ...] = ()
+
+    def trend(self, sequence: int, kv_head: int) -> Trend:
+        """The trend of one KV head of one sequence."""
+        return self.trends[(sequence + kv_head) % len(self.trends)]
 
     def __str__(self) -> str:
         parts = {
@@ -33,6 +63,7 @@ class Adversity:
             f"{self.views} views": self.views != "none",
             f"logits near {self.logits}": self.logits is not None,
             f"room for {self.room} keys": self.room > 0,
+            str(self.trends[0]) if len(self.trends) == 1 else f"{len(self.trends)} trends of scores": self.trends,
         }
         return ", ".join(words for words, holds in parts.items() if holds) or "none"
 
@@ -56,6 +87,7 @@ def trials(spec: Spec, workloads: Sequence[Workload], scale: Scale) -> tuple[Tri
     adverse = [
         Trial("lengths", edges, Adversity(poison=True, views="aligned")),
         Trial("logits", few, Adversity(views="odd", logits=150.0), dispatched=False),
+        *_trend_trials(spec, scale),
     ]
     if spec.kv == "paged":
         adverse += _split_trials(scale)
@@ -79,6 +111,44 @@ def _lengths(spec: Spec, scale: Scale) -> tuple[Case, Case]:
     more = [(0, 7), (1, 1), (5, 3), (3, 0), (15, 40), (1, long), (queries, long), (queries, queries), (0, 0)]
     edges = more if spec.family == "prefill" else [*more, *((2, length) for length in around[1:])]
     return _case(edges), _case([(9, block + 3), (queries, queries + 3)])
+
+
+_FEW_TRENDS = (
+    Trend("ramp", 100),
+    Trend("last", 100, every=5),
+    Trend("first", 60),
+    Trend("ramp", -100),
+    Trend("zero"),
+)
+_EDGE_TRENDS = (
+    Trend("ramp", 400),
+    Trend("ramp", 400, every=97),
+    Trend("last", 12.5),
+    Trend("last", 20),
+    Trend("last", 46),
+    Trend("last", 100),
+)
+"""Around what an offset fixed by the first keys can bear: 11 nats in fp16, 44 in bf16; a row of 97 leaves tiles out."""
+_ALONE_TRENDS = (Trend("ramp", 800), Trend("last", 46), Trend("first", 60))
+"""For one sequence whose keys are cut into parts: the maximum rises in every part, in the last one, in none."""
+
+
+def _trend_trials(spec: Spec, scale: Scale) -> list[Trial]:
+    """Scores that rise and fall along the keys, each trend on every KV head, or in a small batch on one at least."""
+    # Beside a sink, weights of such scores are smaller than a float can be.
+    low = () if spec.sink is not None else (Trend("level", -200),)
+    queries = 1 if spec.family == "decode" else 33 if scale == "small" else 300
+    if scale == "small":
+        trends = (*_FEW_TRENDS, *low)
+        seqs = max(1, len(trends) - spec.kv_heads + 1)
+        return [Trial("trends", _case([(queries, 140)] * seqs), Adversity(trends=trends), dispatched=False)]
+    trends = (*_FEW_TRENDS, *low, *_EDGE_TRENDS)
+    every = Trial("trends", _case([(queries, 2100)] * len(trends)), Adversity(trends=trends), dispatched=False)
+    alone = _case([(queries, 8192)])
+    return [
+        every,
+        *(Trial("one trend", alone, Adversity(trends=(trend,)), dispatched=False) for trend in _ALONE_TRENDS),
+    ]
 
 
 def _split_trials(scale: Scale) -> list[Trial]:

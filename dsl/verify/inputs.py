@@ -11,9 +11,10 @@ import torch
 from dsl.spec import Case, Layout, Param, Spec
 from dsl.verify.cases import PLAIN, Adversity
 from dsl.verify.layouts import to_physical
-from dsl.verify.oracle import QUERY_AXES, visible_keys
+from dsl.verify.oracle import QUERY_AXES, score_scale, visible_keys
 from dsl.verify.placement import DTYPES, INT8_STEPS, SENTINEL, interleaved, output, placed
-from dsl.verify.sequences import sequences
+from dsl.verify.sequences import Sequence, sequences
+from dsl.verify.trends import direction, follow
 
 _PARAM_DTYPES = {**DTYPES, "int32": torch.int32, "int64": torch.int64, "bool": torch.bool}
 _KEY_AXES = {
@@ -93,21 +94,22 @@ class _Maker:
         spec = self.spec
         lengths = self._lengths()
         names = ("k_cache", "v_cache") if spec.kv == "paged" else ("k", "v")
-        layouts = {names[0]: spec.k_layout, names[1]: spec.v_layout}
         logical = {name: self._keys(name) for name in names if name in spec.arguments}
         query = self._query()
-        tensors = {spec.arguments[0]: self._place(query, spec.q_layout)}
-        tensors |= {name: self._place_keys(value, layouts[name]) for name, value in logical.items()}
-        arguments = {name: (tensors | lengths)[name] for name in spec.arguments}
+        given = self._placed(query, logical) | lengths
+        arguments = {name: given[name] for name in spec.arguments}
         arguments |= {name: value for name, value in lengths.items() if name not in arguments}
         arguments |= self._scales(len(self.case.kv_lens)) | {
             param.name: self._param(param, query) for param in spec.params
         }
+        if self.adversity.trends:
+            self._follow_trends(arguments, query, logical[names[0]])
         if self.adversity.poison:
             seen = self._seen(arguments, logical[names[0]])
-            for name, value in logical.items():
+            for value in logical.values():
                 value[~seen] = float("nan")
-                arguments[name] = self._place_keys(value, layouts[name])
+        if self.adversity.trends or self.adversity.poison:
+            arguments |= self._placed(query, logical)
         return self._with_outputs(arguments, query)
 
     # Lengths and tables.
@@ -204,8 +206,9 @@ class _Maker:
             query = self._random(before + owned + after, *tail)
             query[:before] = query[before + owned :] = float("nan")
         if self.adversity.logits is not None:
-            scale = spec.scale if isinstance(spec.scale, float) else spec.head_dim_qk**-0.5
-            query *= self.adversity.logits / (scale * spec.head_dim_qk**0.5)
+            usual = spec.head_dim_qk**-0.5
+            scale = spec.scale if isinstance(spec.scale, float) and spec.scale else usual
+            query *= self.adversity.logits * usual / scale
         return query
 
     def _keys(self, name: str) -> torch.Tensor:
@@ -219,22 +222,39 @@ class _Maker:
             return self._random(sum(self._spare) + sum(self.case.kv_lens), *tail)
         return self._random(len(self.case.kv_lens), self._capacity, *tail)
 
+    def _follow_trends(self, arguments: Mapping[str, Any], query: torch.Tensor, keys: torch.Tensor) -> None:
+        """Change queries and keys in place."""
+        spec, adversity = self.spec, self.adversity
+        rows = query.flatten(0, 1) if spec.family == "dense" else query
+        scale = score_scale(spec, arguments)
+        along = direction(spec.head_dim_qk, self.generator, self.device)
+        for sequence in sequences(spec, arguments):
+            if not (sequence.q_len and sequence.kv_len and scale):
+                continue
+            owned = slice(sequence.row_start, sequence.row_start + sequence.q_len)
+            for kv_head in range(spec.kv_heads):
+                heads = slice(kv_head * spec.group, (kv_head + 1) * spec.group)
+                places = (*self._places(arguments, sequence), kv_head)
+                trend = adversity.trend(sequence.index, kv_head)
+                rows[owned, heads], keys[places] = follow(trend, rows[owned, heads], keys[places], scale, along)
+
     def _seen(self, arguments: Mapping[str, Any], keys: torch.Tensor) -> torch.Tensor:
         """Which of the stored keys some query may see, by the leading axes of `_keys`."""
-        spec = self.spec
         seen = torch.zeros(keys.shape[:-2], dtype=torch.bool, device=self.device)
-        for sequence in sequences(spec, arguments):
-            visible = visible_keys(spec, arguments, sequence)
-            position = torch.arange(sequence.kv_len, device=self.device)
-            if spec.kv == "paged":
-                assert spec.block is not None
-                pages = arguments["block_tables"][sequence.index].long()[position // spec.block]
-                seen[pages, position % spec.block] |= visible
-            elif spec.kv == "packed":
-                seen[sequence.kv_start + position] = visible
-            else:
-                seen[sequence.index, position] = visible
+        for sequence in sequences(self.spec, arguments):
+            seen[self._places(arguments, sequence)] |= visible_keys(self.spec, arguments, sequence)
         return seen
+
+    def _places(self, arguments: Mapping[str, Any], sequence: Sequence) -> tuple[torch.Tensor, ...]:
+        """Where a sequence's keys are stored, by the leading axes of `_keys`."""
+        position = torch.arange(sequence.kv_len, device=self.device)
+        if self.spec.kv == "packed":
+            return (sequence.kv_start + position,)
+        if self.spec.kv == "batched":
+            return torch.full_like(position, sequence.index), position
+        assert self.spec.block is not None
+        pages = arguments["block_tables"][sequence.index].long()[position // self.spec.block]
+        return pages, position % self.spec.block
 
     def _scales(self, seqs: int) -> dict[str, torch.Tensor]:
         axes = self.spec.kv_scale_axes
@@ -278,6 +298,12 @@ class _Maker:
         return 1.25 if dtype.is_floating_point else 9
 
     # Placement in memory.
+
+    def _placed(self, query: torch.Tensor, logical: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The query and the keys and values as the spec lays them out, by argument."""
+        layouts = {"k": self.spec.k_layout, "v": self.spec.v_layout}
+        tensors = {name: self._place_keys(value, layouts[name[0]]) for name, value in logical.items()}
+        return {self.spec.arguments[0]: self._place(query, self.spec.q_layout)} | tensors
 
     def _place(self, logical: torch.Tensor, layout: Layout) -> torch.Tensor:
         """A query in its layout."""

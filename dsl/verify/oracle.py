@@ -102,7 +102,7 @@ def _attend(
     """One block of rows against all keys of its sequence: `[R, H, DQK]` to `[R, H, DV]` and `[R, H]`."""
     count, kv_len = len(queries), len(keys)
     grouped = queries.unflatten(1, (spec.kv_heads, spec.group))
-    score = torch.einsum("rkgd,nkd->kgrn", grouped, keys).flatten(0, 1) * _scale(spec, arguments)
+    score = torch.einsum("rkgd,nkd->kgrn", grouped, keys).flatten(0, 1) * score_scale(spec, arguments)
     scope = _scope(spec, arguments, sequence, row_numbers, score)
     visible = evaluate(spec.mask, scope)
     score = torch.where(visible, evaluate(spec.score, scope), -math.inf).expand(spec.heads, count, kv_len)
@@ -120,7 +120,8 @@ def _attend(
     return weighted.flatten(1, 2), lse.T
 
 
-def _scale(spec: Spec, arguments: Mapping[str, Any]) -> float:
+def score_scale(spec: Spec, arguments: Mapping[str, Any]) -> float:
+    """What a product of query and key is multiplied by."""
     return float(arguments[spec.scale] if isinstance(spec.scale, str) else spec.scale)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from dsl.check import load_spec
-from dsl.pipeline import build, module_name
+from dsl.pipeline import build_source, module_name, read_source
 from dsl.source import Source
 from dsl.verify.report import Report, Row
 
@@ -26,30 +26,31 @@ _NOT_RUN_ON_CPU = (
 
 
 def verify_files(
-    paths: Sequence[str | Path],
+    specs: Sequence[str | Path | Source],
     *,
     device: Device = "auto",
     output_dir: str | Path | None = None,
     progress: Callable[[Row], None] | None = None,
     only: Collection[str] | None = None,
 ) -> Report:
-    """Verify every function of some spec files against the oracle.
+    """Verify every function of some spec files, given by path or as they were read, against the oracle.
 
     A mismatch or a crash is a row of the report, not an exception. `output_dir` is a folder of generated modules to
     verify as they stand; without it they are built afresh. `only` names the blocks and dispatches that are wanted.
     Raises what `dsl.pipeline.build` raises.
     """
     where = _find_device() if device == "auto" else device
-    rows = [] if only is None else _unknown_names(paths, only)
+    sources = [spec if isinstance(spec, Source) else read_source(spec) for spec in specs]
+    rows = [] if only is None else _unknown_names(sources, only)
     with tempfile.TemporaryDirectory() as folder:
         modules = [
-            build(path, Path(folder) / str(place))
+            build_source(source, Path(folder) / str(place))
             if output_dir is None
-            else Path(output_dir) / f"{module_name(str(path))}.py"
-            for place, path in enumerate(paths)
+            else Path(output_dir) / f"{module_name(source.name)}.py"
+            for place, source in enumerate(sources)
         ]
-        for path, module in zip(paths, modules, strict=True):
-            for row in _verify_file(path, module, where, only):
+        for source, module in zip(sources, modules, strict=True):
+            for row in _verify_file(source, module, where, only):
                 rows.append(row)
                 if progress is not None:
                     progress(row)
@@ -57,9 +58,9 @@ def verify_files(
     return Report("cpu (Triton's interpreter)" if is_cpu else where, tuple(rows), _NOT_RUN_ON_CPU if is_cpu else ())
 
 
-def _unknown_names(paths: Sequence[str | Path], only: Collection[str]) -> list[Row]:
+def _unknown_names(sources: Sequence[Source], only: Collection[str]) -> list[Row]:
     """A failed row for each wanted name that no file has."""
-    files = [load_spec(Source.read(path)) for path in paths]
+    files = [load_spec(source) for source in sources]
     known = {item.name for file in files for item in (*file.attentions, *file.dispatches)}
     problem = "no block or dispatch has that name"
     return [Row("", name, "", "", "", passed=False, seconds=0.0, problem=problem) for name in only if name not in known]
@@ -71,10 +72,11 @@ def _find_device() -> Literal["cpu", "cuda"]:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _verify_file(path: str | Path, module: Path, device: str, only: Collection[str] | None) -> Iterator[Row]:
+def _verify_file(source: Source, module: Path, device: str, only: Collection[str] | None) -> Iterator[Row]:
     """Rows as the worker finds them, and one more if it dies."""
     request = {
-        "spec": str(path),
+        "name": source.name,
+        "text": source.text,
         "module": str(module),
         "device": device,
         "only": None if only is None else list(only),
@@ -108,7 +110,7 @@ def _verify_file(path: str | Path, module: Path, device: str, only: Collection[s
             errors.seek(0)
             lines = [line for line in errors.read().splitlines() if line.strip()]
             problem = f"the process ended with status {status} after {last}: {lines[-1] if lines else 'no message'}"
-            yield Row(str(path), module.stem, "", "", "", passed=False, seconds=0.0, problem=problem)
+            yield Row(source.name, module.stem, "", "", "", passed=False, seconds=0.0, problem=problem)
 
 
 def _environment(device: str) -> dict[str, str]:

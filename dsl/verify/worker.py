@@ -37,9 +37,13 @@ _REFERENCE_BYTES = 4 << 30
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the parent asks for. `only` names attention blocks and dispatches; None means all."""
+    """What the parent asks for: a spec's name and text, and its module.
 
-    spec: str
+    `only` names attention blocks and dispatches; None means all.
+    """
+
+    name: str
+    text: str
     module: str
     device: str
     only: list[str] | None = None
@@ -52,7 +56,7 @@ def main() -> None:
 
         repair()
         warnings.filterwarnings("ignore", category=RuntimeWarning, module="numpy|triton")
-    file = load_spec(Source.read(request.spec))
+    file = load_spec(Source.from_text(request.text, request.name))
     with np.errstate(all="ignore"):
         for row in verify_module(load(request.module), file, request.device, request.only):
             print(f"{SEPARATOR}{json.dumps(dataclasses.asdict(row))}", flush=True)
