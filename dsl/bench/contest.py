@@ -15,6 +15,7 @@ import torch
 from dsl.bench.batches import Batch, Calls, Function
 from dsl.bench.measure import Call, Clock, Run, Times, prepare, times
 from dsl.bench.peers.work import Attention, Peer, Refused, Work, reason_against
+from dsl.plan.cost import query_lengths
 from dsl.verify.compare import Comparison
 
 Status = Literal["PASSED", "INCORRECT_NUMERICAL", "RUNTIME_ERROR", "LEFT_OUT"]
@@ -92,7 +93,10 @@ class PeerEntry:
 
     def _compare(self, result: torch.Tensor) -> Comparison:
         spec = self.batch.spec
-        return self.batch.check_rows(result.reshape(-1, spec.heads, spec.head_dim_v))
+        shape = (sum(query_lengths(spec, self.batch.case)), spec.heads, spec.head_dim_v)
+        if result.numel() != math.prod(shape):
+            raise ValueError(f"its result has the shape {list(result.shape)}, where the output's is {list(shape)}")
+        return self.batch.check_rows(result.reshape(shape))
 
 
 @dataclass

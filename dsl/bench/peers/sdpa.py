@@ -13,6 +13,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from dsl.bench.peers.work import Absent, Attention, Refused, Work
 
+_NO_KERNEL = ("No available kernel", "No viable backend")
+"""How torch's error begins where it has no kernel, on a GPU and elsewhere."""
+
 
 @dataclass(frozen=True)
 class Sdpa:
@@ -42,7 +45,7 @@ class Sdpa:
             try:
                 attention()
             except RuntimeError as error:
-                if "No available kernel" not in str(error):
+                if not str(error).startswith(_NO_KERNEL):
                     raise
                 reason = self._reason([str(warning.message) for warning in caught])
                 raise Refused(f"torch has no {self.title} kernel for it{reason}") from error
