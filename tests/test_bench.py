@@ -17,6 +17,7 @@ from dsl.bench.batches import MOST_SETS, batch
 from dsl.bench.measure import CALLS, GRAPH_SECONDS, Call, Machine, Run, interleaved, prepare, times
 from dsl.bench.report import Report, Row
 from dsl.bench.runner import bench_block, online_module
+from dsl.bench.table import table
 from dsl.check import load_spec
 from dsl.plan import ModulePlan
 from dsl.plan.cost import cost
@@ -215,7 +216,7 @@ def test_a_report_is_json_and_a_table():
     data = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     assert data["schema"] == "attnspec.bench/2" and data["rows"][1]["error"] == "inf"
     assert data["machine"]["architecture"] == "sm90" and data["copy_tb_per_s"] == 4.0
-    assert report.table().row_count == 2
+    assert table(report).row_count == 2
 
 
 # The command line.

@@ -10,12 +10,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.nn.attention import SDPBackend
+from torch.nn.attention.flex_attention import flex_attention
 
 from dsl.bench.peers import DEFAULT, KNOWN, PeerError, Peers, find
+from dsl.bench.peers.flex import Flex
 from dsl.bench.peers.sdpa import Sdpa
 from dsl.bench.peers.work import Refused, reason_against
 from dsl.bench.report import Beside, Report, Row
 from dsl.bench.runner import bench_block, bench_files
+from dsl.bench.table import table
 from tests.bench_fakes import LIMITS, MACHINE, PREFILL, FakeClock, attend, file_of, job_of
 from tests.conftest import run_python
 from tests.peer_fakes import SECONDS, FakePeer, Library, VllmKernel, flashinfer, module
@@ -192,7 +195,8 @@ def own(library: Library, monkeypatch: pytest.MonkeyPatch) -> str | None:
 
 
 def vllms(library: Library, monkeypatch: pytest.MonkeyPatch) -> str | None:
-    install(monkeypatch, "vllm.vllm_flash_attn", flash_attn_varlen_func=library.flash_attn_varlen_func)
+    members = {"is_fa_version_supported": lambda version: version == 3}
+    install(monkeypatch, "vllm.vllm_flash_attn", flash_attn_varlen_func=library.flash_attn_varlen_func, **members)
     return None
 
 
@@ -223,9 +227,17 @@ def test_flash_attention_3(
     assert row.peers["fa3"].problem == "takes head dimensions up to 256"
 
 
+def test_vllm_may_lack_flash_attention_3(library: Library, monkeypatch: pytest.MonkeyPatch):
+    members = {"is_fa_version_supported": lambda version: False, "fa_version_unsupported_reason": "no FA{}".format}
+    install(monkeypatch, "vllm.vllm_flash_attn", **members)
+    assert "vLLM: no FA" in find(["fa3"]).absent["fa3"]
+
+
 def test_flash_attention_4(clock: FakeClock, library: Library, monkeypatch: pytest.MonkeyPatch):
     install(monkeypatch, "flash_attn.cute.interface", flash_attn_varlen_func=library.flash_attn_varlen_func)
+    monkeypatch.setattr(sys.modules["flash_attn.cute"], "__version__", "4.0.0", raising=False)
     peers = find(["fa4"])
+    assert peers.found["fa4"].origin == "flash_attn.cute.interface 4.0.0"
     assert row_of(RAGGED, clock, **peers.of("prefill")).peers["fa4"].status == "PASSED"
     assert peers.of("decode") == {}
 
@@ -307,6 +319,19 @@ def test_the_reason_of_a_backend_is_its_own():
     assert peer._reason([]) == ""
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("text", [SAME, SAME.replace("heads = 4 / 2", "heads = 2")])
+def test_flex(text: str, clock: FakeClock):
+    """Not compiled, which takes a minute; that a shape too many is an error, and no slow answer, is set."""
+    import torch._dynamo.config as config
+
+    with config.patch(recompile_limit=8, fail_on_recompile_limit_hit=False):
+        assert set(find(["flex"]).found) == {"flex"}
+        assert config.fail_on_recompile_limit_hit and config.recompile_limit > 100
+    row = row_of(text, clock, flex=timed(Flex("flex", "torch", flex_attention), clock))
+    assert row.peers["flex"].status == "PASSED", row.peers["flex"].problem
+
+
 # Who is there.
 
 
@@ -342,7 +367,8 @@ def test_flex_is_not_asked_by_itself():
 
 def test_peers_are_looked_up_without_torch():
     run = run_python(
-        "-c", "import sys, dsl.bench.peers, dsl.bench.report, dsl.cli.bench; print('torch' in sys.modules)"
+        "-c",
+        "import sys, dsl.bench.peers, dsl.bench.report, dsl.cli.bench, dsl.cli.tune; print('torch' in sys.modules)",
     )
     assert (run.returncode, run.stdout.split()) == (0, [b"False"]), run.stderr.decode()
 
@@ -394,7 +420,7 @@ def test_the_table_is_readable_in_120_columns():
     row = row_with("512 seqs, q_len 1..300", **{**peers, "fa2": WRONG, "cudnn": LEFT_OUT})
     console = Console(width=120, no_color=True)
     with console.capture() as capture:
-        console.print(report_of(row).table())
+        console.print(table(report_of(row)))
     text = capture.get()
     assert max(map(len, text.splitlines())) <= 120
     header, cells = (line.split() for line in text.splitlines() if line.split()[:1] in (["block"], ["small"]))
@@ -411,3 +437,17 @@ def test_files_are_benched_with_the_peers_of_their_family(tmp_path):
     report = bench_files([path], clock=clock, peers=peers)
     assert (dict(report.peers), dict(report.absent)) == ({"fa2": "a test"}, {"fa4": "no module flash_attn"})
     assert not report.passed and report.rows[0].peers == {}
+
+
+@pytest.mark.gpu
+def test_on_a_gpu(tmp_path):
+    path = tmp_path / "attend.attn"
+    block = "attention small { query = packed  kv = packed  dtype = bf16  heads = 16 / 4  head_dim = 64 }"
+    path.write_text(f"{block} workload small {{ seqs = [2, 1]  q_len = [256, 2048] }}")
+    report = bench_files([path], peers=find(["cudnn", "fa2"], required=["cudnn", "fa2"]))
+    assert report.passed, report.failures
+    for row in report.rows:
+        assert {name: peer.status for name, peer in row.peers.items()} == {"cudnn": "PASSED", "fa2": "PASSED"}, (
+            row.peers
+        )
+        assert row.ratio is not None and 0.1 < row.ratio < 100

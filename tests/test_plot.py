@@ -7,8 +7,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from dsl.bench.axes import linear_ticks, log_ticks
 from dsl.bench.measure import Ceilings, Machine
-from dsl.bench.plot import ONLINE, OURS, _linear_ticks, _log_ticks, plot, plot_svg
+from dsl.bench.plot import ONLINE, OURS, plot, plot_svg
 from dsl.bench.report import Beside, Report, Row, Shape
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -111,14 +112,14 @@ def test_a_report_without_times_is_an_empty_picture():
 
 @pytest.mark.parametrize(("least", "most"), [(0.67, 1.5), (300, 100000), (11000, 46000), (1, 10**9), (9000, 11000)])
 def test_ticks_of_the_log_axis(least: float, most: float):
-    ticks = _log_ticks(least, most)
+    ticks = log_ticks(least, most)
     assert 1 <= len(ticks) <= 10 and all(least <= tick <= most and isinstance(tick, int) for tick in ticks)
     assert ticks == sorted(set(ticks))
 
 
 @pytest.mark.parametrize("most", [0.05, 0.9, 4.8, 889.0, 1000.0, 1e5])
 def test_ticks_of_the_linear_axis(most: float):
-    ticks = _linear_ticks(most)
+    ticks = linear_ticks(most)
     assert ticks[0] == 0 and 3 <= len(ticks) <= 7 and ticks[-1] <= most
     steps = {round(after - before, 12) for before, after in itertools.pairwise(ticks)}
     assert len(steps) == 1 and f"{steps.pop():e}"[0] in "125"

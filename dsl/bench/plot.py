@@ -5,11 +5,11 @@ Everything is placed here; the template `plot.svg.jinja` prints it.
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from dsl.bench.axes import Scale, linear_ticks, log_ticks, pixels, short
 from dsl.bench.peers import KNOWN
 from dsl.bench.report import Report, Row
 from dsl.render import environment
@@ -19,7 +19,6 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 18, 40, 52
 _MARGIN, _LINE, _LEGEND_LINE = 16, 20, 24
 _CHARACTER, _BOLD_CHARACTER = 7.2, 8.2
 _COLUMNS = 2
-_MOST_TICKS = 7
 
 OURS, ONLINE = "ours", "ours, softmax = online"
 _STYLES = {
@@ -152,7 +151,9 @@ def _title(report: Report, width: int) -> tuple[Text, ...]:
         f"{machine.gpu} ({machine.architecture})",
         *textwrap.wrap(versions, int((width - 2 * _MARGIN) / _CHARACTER)),
     ]
-    return tuple(Text(_px(_MARGIN), _px(_MARGIN + _LINE * (place + 0.7)), line) for place, line in enumerate(lines))
+    return tuple(
+        Text(pixels(_MARGIN), pixels(_MARGIN + _LINE * (place + 0.7)), line) for place, line in enumerate(lines)
+    )
 
 
 def _names(rows: Iterable[Row]) -> tuple[str, ...]:
@@ -169,8 +170,8 @@ def _legend(names: Sequence[str], top: float, width: int) -> tuple[Key, ...]:
         needed = 42 + _CHARACTER * len(name) + 18
         if x + needed > width and x > _MARGIN:
             x, y = float(_MARGIN), y + _LEGEND_LINE
-        label = Text(_px(x + 40), _px(y + 4.5), name)
-        keys.append(Key(_style(name), _px(x), _px(x + 16), _px(x + 32), _px(y), label))
+        label = Text(pixels(x + 40), pixels(y + 4.5), name)
+        keys.append(Key(_style(name), pixels(x), pixels(x + 16), pixels(x + 32), pixels(y), label))
         x += needed
     return tuple(keys)
 
@@ -196,25 +197,6 @@ def _size(row: Row) -> int:
     return max(1, row.shape.kv_tokens if _is_decode(row) else row.shape.q_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class _Scale:
-    """From numbers to pixels: a log axis to the right and a linear one upwards."""
-
-    left: float
-    bottom: float
-    width: float
-    height: float
-    least: float
-    most: float
-    highest: float
-
-    def x(self, size: float) -> float:
-        return self.left + self.width * math.log(size / self.least) / math.log(self.most / self.least)
-
-    def y(self, rate: float) -> float:
-        return self.bottom - self.height * rate / self.highest
-
-
 def _panel(report: Report, rows: Sequence[Row], names: Sequence[str], left: float, top: float) -> Panel:
     decode = _is_decode(rows[0])
     shape = rows[0].shape
@@ -222,7 +204,7 @@ def _panel(report: Report, rows: Sequence[Row], names: Sequence[str], left: floa
     roof = (report.ceilings.copy if decode else report.ceilings.matmul[shape.dtype]) / 1e12
     sizes = [_size(row) for row in rows]
     highest = 1.12 * max(roof, *(rate for row in rows for rate in _rates(row).values()))
-    scale = _Scale(
+    scale = Scale(
         left=left + _LEFT,
         bottom=top + PANEL_HEIGHT - _BOTTOM,
         width=PANEL_WIDTH - _LEFT - _RIGHT,
@@ -238,19 +220,19 @@ def _panel(report: Report, rows: Sequence[Row], names: Sequence[str], left: floa
     title = _shortened(rows[0].block, f": {shape.heads}/{shape.kv_heads} heads x {dims}, {shape.dtype}", scale.width)
     middle = scale.bottom - scale.height / 2
     return Panel(
-        left=_px(scale.left),
-        top=_px(scale.bottom - scale.height),
-        width=_px(scale.width),
-        height=_px(scale.height),
-        title=Text(_px(scale.left), _px(top + _TOP - 12), title),
+        left=pixels(scale.left),
+        top=pixels(scale.bottom - scale.height),
+        width=pixels(scale.width),
+        height=pixels(scale.height),
+        title=Text(pixels(scale.left), pixels(top + _TOP - 12), title),
         x_label=Text(
-            _px(scale.left + scale.width / 2),
-            _px(scale.bottom + 40),
+            pixels(scale.left + scale.width / 2),
+            pixels(scale.bottom + 40),
             "keys of all sequences" if decode else "query tokens of all sequences",
         ),
-        y_label=Text(_px(left + 14), _px(middle), unit),
-        x_ticks=tuple(_x_tick(scale, size) for size in _log_ticks(scale.least, scale.most)),
-        y_ticks=tuple(_y_tick(scale, rate) for rate in _linear_ticks(highest)),
+        y_label=Text(pixels(left + 14), pixels(middle), unit),
+        x_ticks=tuple(_x_tick(scale, size) for size in log_ticks(scale.least, scale.most)),
+        y_ticks=tuple(_y_tick(scale, rate) for rate in linear_ticks(highest)),
         roof=_roof(scale, roof, f"{'copy' if decode else 'matmul'} {roof:.3g} {unit}"),
         series=tuple(_series(scale, rows, name, unit) for name in names if any(name in _rates(row) for row in rows)),
     )
@@ -262,59 +244,29 @@ def _shortened(name: str, rest: str, width: float) -> str:
     return (name if len(name) <= room else f"{name[: room - 1]}\N{HORIZONTAL ELLIPSIS}") + rest
 
 
-def _series(scale: _Scale, rows: Sequence[Row], name: str, unit: str) -> Series:
+def _series(scale: Scale, rows: Sequence[Row], name: str, unit: str) -> Series:
     found = sorted((_size(row), _rates(row)[name], row.case) for row in rows if name in _rates(row))
     points = tuple(
-        Point(_px(scale.x(size)), _px(scale.y(rate)), f"{name}: {rate:.3g} {unit}, {case}")
+        Point(pixels(scale.x(size)), pixels(scale.y(rate)), f"{name}: {rate:.3g} {unit}, {case}")
         for size, rate, case in found
     )
     return Series(name, _style(name), " ".join(f"{point.x},{point.y}" for point in points), points)
 
 
-def _x_tick(scale: _Scale, size: int) -> Tick:
-    x = _px(scale.x(size))
-    label = Text(x, _px(scale.bottom + 18), _short(size))
-    return Tick(x, _px(scale.bottom - scale.height), x, _px(scale.bottom), label)
+def _x_tick(scale: Scale, size: int) -> Tick:
+    x = pixels(scale.x(size))
+    label = Text(x, pixels(scale.bottom + 18), short(size))
+    return Tick(x, pixels(scale.bottom - scale.height), x, pixels(scale.bottom), label)
 
 
-def _y_tick(scale: _Scale, rate: float) -> Tick:
+def _y_tick(scale: Scale, rate: float) -> Tick:
     y = scale.y(rate)
-    label = Text(_px(scale.left - 8), _px(y + 4), f"{rate:g}")
-    return Tick(_px(scale.left), _px(y), _px(scale.left + scale.width), _px(y), label)
+    label = Text(pixels(scale.left - 8), pixels(y + 4), f"{rate:g}")
+    return Tick(pixels(scale.left), pixels(y), pixels(scale.left + scale.width), pixels(y), label)
 
 
-def _roof(scale: _Scale, rate: float, text: str) -> Tick:
+def _roof(scale: Scale, rate: float, text: str) -> Tick:
     """The roof's label stands above the line, at its right end."""
     y = scale.y(rate)
-    label = Text(_px(scale.left + scale.width - 6), _px(y - 5), text)
-    return Tick(_px(scale.left), _px(y), _px(scale.left + scale.width), _px(y), label)
-
-
-def _log_ticks(least: float, most: float) -> list[int]:
-    """Whole powers of ten within the axis, with the steps between them for which there is room."""
-    decades = range(max(0, math.floor(math.log10(least))), math.ceil(math.log10(most)) + 1)
-    ticks: list[int] = []
-    for tenths in ((10, 15, 20, 30, 50, 70), (10, 20, 50), (10, 30), (10,)):
-        found = {step * 10**decade // 10 for decade in decades for step in tenths}
-        ticks = sorted(tick for tick in found if least <= tick <= most)
-        if len(ticks) <= _MOST_TICKS:
-            break
-    return ticks
-
-
-def _linear_ticks(most: float) -> list[float]:
-    """About five steps of 1, 2 or 5 times a power of ten, from 0 on."""
-    power = 10.0 ** math.floor(math.log10(most / 5))
-    step = next(factor * power for factor in (1, 2, 5, 10) if most / (factor * power) <= 5.5)
-    return [step * number for number in range(int(most / step) + 1)]
-
-
-def _short(number: int) -> str:
-    for size, suffix in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
-        if number >= size:
-            return f"{number / size:g}{suffix}"
-    return str(number)
-
-
-def _px(value: float) -> str:
-    return f"{value:.1f}"
+    label = Text(pixels(scale.left + scale.width - 6), pixels(y - 5), text)
+    return Tick(pixels(scale.left), pixels(y), pixels(scale.left + scale.width), pixels(y), label)

@@ -6,12 +6,9 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from dsl.bench.measure import Ceilings, Machine, Mode
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 VERSION = 2
 SCHEMA = f"attnspec.bench/{VERSION}"
@@ -134,11 +131,6 @@ class Report:
             "not_timed": list(self.not_timed),
             "rows": [_plain(dataclasses.asdict(row)) for row in self.rows],
         }
-
-    def table(self) -> Table:
-        from dsl.bench.table import table
-
-        return table(self)
 
 
 def _reason(peer: Beside) -> str:

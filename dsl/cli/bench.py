@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +17,6 @@ from dsl.cli.measuring import Answer, json_option, name_option, only_option, spe
 from dsl.source import Source
 
 if TYPE_CHECKING:
-    from dsl.bench.peers import Peers
     from dsl.bench.report import Report, Row
 
 
@@ -54,10 +55,20 @@ def bench(
     """
     from dsl.bench.report import VERSION
 
-    names, required = _names(wanted)
     answer = Answer("bench", VERSION, {"passed": False, "rows": []}, as_json)
-    sources = answer.sources(context, specs, name)
-    context.exit(_bench(answer, sources, only, names, required, fa3, plot))
+    wish = _Wish(only, *_names(wanted), fa3, None if plot is None else Path(plot))
+    context.exit(_bench(answer, answer.sources(context, specs, name), wish))
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """What is to be timed and drawn; peers that are `required` were named, and must be there."""
+
+    only: tuple[str, ...]
+    names: list[str]
+    required: list[str]
+    fa3: str | None
+    plot: Path | None
 
 
 def _names(wanted: str) -> tuple[list[str], list[str]]:
@@ -73,44 +84,38 @@ def _names(wanted: str) -> tuple[list[str], list[str]]:
     return [name for name in KNOWN if name in chosen], [word for word in words if word != "all"]
 
 
-def _bench(
-    answer: Answer,
-    sources: list[Source],
-    only: tuple[str, ...],
-    names: list[str],
-    required: list[str],
-    fa3: str | None,
-    plot: str | None,
-) -> Exit:
-    from dsl.bench import NoGpu, bench_files
+def _bench(answer: Answer, sources: list[Source], wish: _Wish) -> Exit:
+    from dsl.bench import NoGpu
     from dsl.bench.peers import PeerError
-    from dsl.bench.runner import gpu
     from dsl.emit import check_writable
 
     try:
-        if plot is not None:
-            check_writable(Path(plot))
-        clock = gpu()
-        peers = _find(sources, names, required, fa3)
+        if wish.plot is not None:
+            check_writable(wish.plot)
+        # A peer's library may log to stdout, where only the answer belongs.
+        with contextlib.redirect_stdout(sys.stderr):
+            report = _timed(sources, wish, watched=not answer.as_json and sys.stderr.isatty())
     except (NoGpu, PeerError, OSError) as error:
         return answer.refuse(error)
-    watched = not answer.as_json and sys.stderr.isatty()
-    report = bench_files(sources, only=only or None, progress=_show if watched else None, clock=clock, peers=peers)
     if not report.rows:
         return answer.refuse("nothing to time")
-    if plot is not None:
-        _draw(report, Path(plot))
+    if wish.plot is not None:
+        _draw(report, wish.plot)
     _print(report, answer.as_json)
     return Exit.YES if report.passed else Exit.NO
 
 
-def _find(sources: list[Source], names: list[str], required: list[str], fa3: str | None) -> Peers:
-    """The peers that the specs have a use for. Raises PeerError."""
+def _timed(sources: list[Source], wish: _Wish, watched: bool) -> Report:
+    """Raises NoGpu, and PeerError where a peer that was named is absent."""
+    from dsl.bench import bench_files
     from dsl.bench.peers import find
+    from dsl.bench.runner import gpu
     from dsl.check import load_spec
 
+    clock = gpu()
     families = {spec.family for source in sources for spec in load_spec(source).attentions}
-    return find(names, families, fa3=fa3, required=required)
+    peers = find(wish.names, families, fa3=wish.fa3, required=wish.required)
+    return bench_files(sources, only=wish.only or None, progress=_show if watched else None, clock=clock, peers=peers)
 
 
 def _draw(report: Report, path: Path) -> None:
@@ -129,7 +134,9 @@ def _print(report: Report, as_json: bool) -> None:
     if as_json:
         result(json.dumps(report.to_dict(), indent=2))
         return
-    result(table(report.table(), wants_color(sys.stdout)))
+    from dsl.bench.table import table as rows
+
+    result(table(rows(report), wants_color(sys.stdout)))
     for row in report.failures:
         note(f"FAILED {row.block}, {row.case}: {row.problem}")
     for line in report.remarks:

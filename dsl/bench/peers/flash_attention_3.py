@@ -41,6 +41,8 @@ def find(name: str, *, fa3: str | Path | None = None, **_: Any) -> FlashAttentio
     except Absent as first:
         try:
             module = library("vllm.vllm_flash_attn")
+            if not module.is_fa_version_supported(3):
+                raise Absent(f"vLLM: {module.fa_version_unsupported_reason(3)}")
         except Absent as second:
             raise Absent(f"{first}; {second}; --fa3 takes vLLM's _vllm_fa3_C.abi3.so") from second
         return FlashAttention3(name, described(module), varlen(module, fa_version=3), _vllm_decode(module))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from types import ModuleType
 
 from dsl.bench.peers.work import Absent
@@ -22,10 +23,12 @@ def library(*names: str) -> ModuleType:
 
 
 def described(module: ModuleType) -> str:
-    """A module by its name, and its version where it tells one."""
-    package = importlib.import_module(module.__name__.partition(".")[0])
-    version = getattr(module, "__version__", None) or getattr(package, "__version__", None)
-    return f"{module.__name__} {version}" if version else module.__name__
+    """A module by its name, and the version that it, or a package around it, tells."""
+    name = module.__name__
+    homes = (name.rsplit(".", steps)[0] for steps in range(name.count(".") + 1))
+    versions = (getattr(sys.modules.get(home, module), "__version__", None) for home in homes)
+    version = next(filter(None, versions), None)
+    return f"{name} {version}" if version else name
 
 
 def one_line(error: Exception) -> str:
