@@ -9,7 +9,7 @@ import click
 
 from dsl.cli.console import json_result, note
 from dsl.cli.exits import Exit
-from dsl.cli.outcome import attempt, checked_spec, gravest
+from dsl.cli.outcome import attempt, checked_spec, gravest, in_words
 from dsl.source import Source
 
 specs_argument = click.argument("specs", nargs=-1, required=True, metavar="SPEC...")
@@ -35,10 +35,11 @@ class Answer:
     as_json: bool
 
     def refuse(self, error: Exception | str, exit: Exit = Exit.COULD_NOT_ASK) -> Exit:
+        said = in_words(error, self.schema) if isinstance(error, OSError) else str(error)
         if self.as_json:
-            json_result(self.schema, self.version, **self.empty, error=str(error))
+            json_result(self.schema, self.version, **self.empty, error=said)
         else:
-            note(f"error: {error}")
+            note(f"error: {said}")
         return exit
 
     def sources(self, context: click.Context, specs: tuple[str, ...], name: str) -> list[Source]:

@@ -51,10 +51,15 @@ def attempt(path: str, work: Callable[[str], Value]) -> Outcome[Value]:
     except SpecError as refusal:
         return Outcome(Exit.NO, refusal=refusal)
     except OSError as error:
-        place = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else path
-        return Outcome(Exit.COULD_NOT_ASK, error=f"{place}: {(error.strerror or str(error)).lower()}")
+        return Outcome(Exit.COULD_NOT_ASK, error=in_words(error, path))
     except (NameRefused, EmitError, LoadError) as error:
         return Outcome(Exit.COULD_NOT_ASK, error=str(error))
+
+
+def in_words(error: OSError, path: str) -> str:
+    """The file, or `path` where the error names none, and what is wrong with it."""
+    place = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else path
+    return f"{place}: {(error.strerror or str(error)).lower()}"
 
 
 def gravest(outcomes: Iterable[Outcome[Value]]) -> Exit:
