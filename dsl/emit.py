@@ -6,8 +6,10 @@ A file changes whole or not at all, and a file that somebody else wrote, or edit
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import secrets
+import tempfile
 from pathlib import Path
 from typing import Literal
 
@@ -74,6 +76,18 @@ def replace_file(path: Path, text: str) -> None:
         raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_writable(path: Path) -> None:
+    """Raise now the OSError that `replace_file` would raise later."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        error.filename = os.fspath(path)
+        raise
 
 
 def _remove_bytecode(path: Path) -> None:

@@ -41,7 +41,7 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,
+        autoescape=jinja2.select_autoescape(enabled_extensions=("svg.jinja",), disabled_extensions=(), default=False),
     )
     result.filters["braces"] = _braces
     result.filters["quoted"] = lambda names: ", ".join(f'"{name}"' for name in names)

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from dsl.cli.exits import Exit
 from dsl.cli.group import COMMANDS, group
-from tests.conftest import DECODE, ROOT, run_attnspec
+from tests.conftest import DECODE, ROOT, run_attnspec, run_python
 
 WRONG = DECODE.replace("head_dim = 64", "head_dim = 65")
 
@@ -170,7 +170,7 @@ def test_check_stdin(folder: Path):
 # what cannot be read or written
 
 
-@pytest.mark.parametrize("command", ["build", "check", "fmt", "verify", "explain"])
+@pytest.mark.parametrize("command", ["build", "check", "fmt", "verify", "explain", "bench", "tune"])
 def test_a_folder_and_a_missing_file_are_one_line_each(folder: Path, command: str):
     for path, reason in ((".", "is a directory"), ("missing.attn", "no such file or directory")):
         result = run(command, path)
@@ -360,3 +360,128 @@ def test_a_spec_on_stdin_is_explained():
     done = run_attnspec("explain", "-", "--name", "prefill.attn", input=text)
     assert done.returncode == 0
     assert done.stdout == run_attnspec("explain", "specs/prefill.attn").stdout
+
+
+# bench and tune
+
+
+@pytest.mark.parametrize("command", ["bench", "tune"])
+def test_a_spec_on_stdin_is_planned_under_its_name(command: str, folder: Path):
+    wrong = run(command, "-", "--name", "piped.attn", input=WRONG)
+    assert wrong.exit_code == Exit.NO and "piped.attn:7:" in wrong.stderr
+    unnamed = run(command, "-", input=WRONG)
+    assert "spec.attn:7:" in unnamed.stderr
+    refused = run(command, "-", "--name", "two-words.attn", "--json", input=DECODE)
+    assert refused.exit_code == Exit.COULD_NOT_ASK
+    assert "rename the spec" in object_of(refused)["files"][0]["error"]
+    twice = run(command, "-", "-", input=DECODE)
+    assert twice.exit_code == Exit.COULD_NOT_ASK and "stdin (`-`) can be read once" in twice.stderr
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU on which every kernel refuses to run, since the tensors are on the CPU."""
+    from tests.bench_fakes import FakeClock
+
+    monkeypatch.setattr("dsl.bench.runner.gpu", FakeClock)
+    monkeypatch.setattr("dsl.bench.tune.gpu", FakeClock)
+
+
+def test_bench_reads_a_spec_on_stdin(folder: Path, clock: None):
+    text = DECODE + "workload small { kv_len = 20 }"
+    answer = object_of(run("bench", "-", "--name", "piped.attn", "--peers", "none", "--json", input=text))
+    assert (answer["schema"], answer["passed"]) == ("attnspec.bench/2", False)
+    (row,) = answer["rows"]
+    assert (row["file"], row["status"], row["peers"]) == ("piped.attn", "RUNTIME_ERROR", {})
+    assert "does not run on cpu" in row["problem"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--peers", "fa5"), "unknown peer fa5; known are cudnn, fa2, fa3, fa4, flashinfer, vllm, flex, all and none"),
+        (("--peers", "vllm,none"), "unknown peer none"),
+        (("--peers", "fa4"), "error: fa4: no module flash_attn"),
+        (("--fa3", "nowhere.so"), "error: fa3: nowhere.so cannot be loaded"),
+        (("--plot", "absent/plot.svg"), "error: absent/plot.svg: no such file or directory\n"),
+        (("--plot", "."), "error: .: is a directory\n"),
+    ],
+)
+def test_bench_refuses_what_it_cannot_do(
+    options: tuple[str, str], said: str, folder: Path, clock: None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(sys.modules, "flash_attn", None)
+    (folder / "packed.attn").write_text(PACKED)
+    monkeypatch.setattr("dsl.bench.bench_files", lambda *_, **__: pytest.fail("timed"), raising=False)
+    refused = run("bench", "packed.attn", *options)
+    assert refused.exit_code == Exit.COULD_NOT_ASK
+    assert said in refused.stderr and refused.stdout == ""
+
+
+PACKED = """
+attention small { query = packed  kv = packed  dtype = bf16  heads = 4 / 2  head_dim = 16 }
+workload small { seqs = 2  q_len = 9 }
+"""
+
+
+def test_the_environment_may_name_flash_attention_3(folder: Path, clock: None, monkeypatch: pytest.MonkeyPatch):
+    (folder / "packed.attn").write_text(PACKED)
+    monkeypatch.setenv("ATTNSPEC_FA3", "elsewhere.so")
+    assert "fa3: elsewhere.so cannot be loaded" in run("bench", "packed.attn").stderr
+    monkeypatch.setenv("ATTNSPEC_FA3", "")
+    assert "elsewhere" not in run("bench", "packed.attn", "--peers", "fa2").stderr
+
+
+def test_bench_without_a_workload_has_nothing_to_time(folder: Path, clock: None):
+    plain = run("bench", "good.attn", "--peers", "none")
+    assert (plain.exit_code, plain.stdout, plain.stderr) == (Exit.COULD_NOT_ASK, "", "error: nothing to time\n")
+    assert object_of(run("bench", "good.attn", "--peers", "none", "--json"))["error"] == "nothing to time"
+
+
+def test_bench_in_full(tmp_path: Path):
+    """Our own kernel in Triton's interpreter and torch's FlashAttention on the CPU, by a clock that counts nothing."""
+    (tmp_path / "packed.attn").write_text(PACKED)
+    program = """
+import sys
+from dsl.verify.interpreter import repair
+repair()
+import dsl.bench.runner
+from dsl.cli.group import main
+from tests.bench_fakes import FakeClock
+class Long(FakeClock):
+    def sample(self, run): return (run(), 1.0)[1]
+    def wall(self, call, times): return 1.0 * times
+dsl.bench.runner.gpu = lambda: (print("a library logs"), Long())[1]
+sys.argv[1:] = ["bench", "packed.attn", "--peers", "fa2", "--plot", "plot.svg", *sys.argv[1:]]
+main()
+"""
+    environment = {"TRITON_INTERPRET": "1"}
+    done = run_python("-c", program, "--json", cwd=tmp_path, environment=environment)
+    assert (done.returncode, done.stderr) == (Exit.YES, b"a library logs\n")
+    answer = json.loads(done.stdout)
+    (row,) = answer["rows"]
+    assert row["peers"]["fa2"]["status"] == "PASSED", row["peers"]
+    assert (row["latency_us"], row["peers"]["fa2"]["us"], row["ratio"]) == (1e6, 1e6, 1.0)
+    assert answer["peers"]["fa2"].startswith("torch ")
+    picture = (tmp_path / "plot.svg").read_text()
+    assert 'data-name="ours"' in picture and 'data-name="fa2"' in picture
+    table = run_python("-c", program, cwd=tmp_path, environment=environment)
+    assert table.returncode == Exit.YES, table.stderr
+    assert b"fa2" in table.stdout and b"1.00" in table.stdout
+
+
+def test_tune_answers_in_json_why_it_did_nothing(folder: Path, clock: None):
+    taken = run("tune", "good.attn", "-o", ".", "--json")
+    assert (taken.exit_code, object_of(taken)["error"]) == (Exit.COULD_NOT_ASK, ".: is a directory")
+    (folder / "notes.json").write_text("{}")
+    foreign = run("tune", "good.attn", "-o", "notes.json", "--json")
+    assert foreign.exit_code == Exit.COULD_NOT_ASK
+    assert object_of(foreign)["error"] == "notes.json: is no file of measured tiles"
+    idle = run("tune", "good.attn", "-o", "new.json", "--json")
+    assert idle.exit_code == Exit.NO
+    assert object_of(idle) == {
+        "schema": "attnspec.tune/2",
+        "choices": [],
+        "error": "nothing to tune: no block that was asked for has a workload",
+    }
+    assert not (folder / "new.json").exists()

@@ -1,4 +1,4 @@
-"""Templates read as the Python that they print, and decide nothing: a condition is one name of the plan."""
+"""Templates read as the Python or the picture that they print, and decide nothing: a condition is one name."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import re
 import textwrap
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from jinja2 import nodes
@@ -15,6 +16,7 @@ from dsl.resources import templates_folder
 
 FOLDER = templates_folder()
 TEMPLATES = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.jinja"))
+PICTURES = [template for template in TEMPLATES if template.endswith(".svg.jinja")]
 
 DECISIONS = (nodes.And, nodes.Or, nodes.Not, nodes.Compare, nodes.BinExpr, nodes.UnaryExpr, nodes.Test, nodes.CondExpr)
 BANNED = ("make_block_ptr", "tl.advance")
@@ -39,9 +41,17 @@ def test_there_are_templates():
     assert "module.py.jinja" in TEMPLATES
 
 
-@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("template", [template for template in TEMPLATES if template not in PICTURES])
 def test_a_template_is_python(template: str):
     ast.parse(as_python(text_of(template)), template)
+
+
+@pytest.mark.parametrize("template", PICTURES)
+def test_a_picture_is_xml_and_escapes_what_it_prints(template: str):
+    text = re.sub(r"^[ \t]*#% .*$", "", as_python(text_of(template)), flags=re.MULTILINE)
+    ElementTree.fromstring(text.strip().encode())
+    autoescape = environment().autoescape
+    assert callable(autoescape) and autoescape(template)
 
 
 @pytest.mark.parametrize("template", TEMPLATES)

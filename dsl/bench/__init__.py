@@ -1,6 +1,7 @@
-"""Benchmarks: the generated functions on a spec's workloads, timed where the oracle finds them right.
+"""Benchmarks: the generated functions on a spec's workloads, timed where the oracle finds them right, beside peers.
 
-`bench_files` and `tune_files` are the stage's public functions. Importing this package imports no torch.
+`bench_files` and `tune_files` are the stage's public functions; `dsl.bench.peers.find` finds peers. Importing this
+package imports no torch.
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ from dsl.plan.cost import cost
 from dsl.spec import Case, Spec
 from dsl.verify.compare import Comparison, Expected, compare, expect
 from dsl.verify.inputs import Inputs, make_inputs
+from dsl.verify.layouts import to_physical
+from dsl.verify.oracle import QUERY_AXES
 
 MOST_SETS = 64
 """Of tiny inputs more would not matter: the cache is flushed before each run, and a run takes each set once."""
@@ -26,12 +28,19 @@ class Batch:
     """One case as several sets of inputs, and what the oracle expects of the first."""
 
     spec: Spec
+    case: Case
     sets: tuple[Inputs, ...]
     expected: Expected
 
     def check(self, function: Function) -> Comparison:
         """What the function gives for the first set, beside the oracle's answer."""
         return self._compare(function(*self.sets[0].positional, **self.sets[0].keywords))
+
+    def check_rows(self, rows: torch.Tensor) -> Comparison:
+        """A result `[row, head, dim]` for the first set, without a log-sum-exp, beside the oracle's answer."""
+        spec = self.spec
+        out = to_physical(rows, spec.out_layout, QUERY_AXES[spec.family])
+        return compare(spec, self.expected, out, None, fast_tanh=out.is_cuda)
 
     def calls(self, function: Function) -> Calls:
         """One call for each set, into buffers of its own."""
@@ -72,4 +81,4 @@ def batch(spec: Spec, case: Case, clock: Clock) -> Batch:
     count = min(MOST_SETS, max(1, -(-2 * clock.machine.l2_bytes // max(cost(spec, case).bytes, 1))))
     generator = torch.Generator(clock.device).manual_seed(0)
     sets = tuple(make_inputs(spec, case, clock.device, generator) for _ in range(count))
-    return Batch(spec, sets, expect(spec, sets[0]))
+    return Batch(spec, case, sets, expect(spec, sets[0]))

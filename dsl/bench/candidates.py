@@ -1,4 +1,4 @@
-"""The tiles that `--tune` tries: a short list for each family, always the same."""
+"""The tiles that `tune` tries: a short list for each family, always the same."""
 
 from __future__ import annotations
 

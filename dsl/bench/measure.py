@@ -94,12 +94,14 @@ def interleaved(clock: Clock, runs: Mapping[Key, Run], rounds: int = ROUNDS) -> 
     return {name: sorted(seconds) for name, seconds in samples.items()}
 
 
-def times(clock: Clock, run: Run, call: Call) -> Times:
-    """The times of a run, and of one of its calls in a loop in Python."""
-    seconds = interleaved(clock, {"": run})[""]
-    p20, p80 = (seconds[round(share * (len(seconds) - 1))] for share in (0.2, 0.8))
-    median = statistics.median(seconds)
-    return Times(median, p20, p80, _eager(clock, call, median), run.mode)
+def times(clock: Clock, runs: Mapping[Key, Run], calls: Mapping[Key, Call]) -> dict[Key, Times]:
+    """The times of runs that take turns, and of one call of each in a loop in Python."""
+    result: dict[Key, Times] = {}
+    for name, seconds in interleaved(clock, runs).items():
+        p20, p80 = (seconds[round(share * (len(seconds) - 1))] for share in (0.2, 0.8))
+        median = statistics.median(seconds)
+        result[name] = Times(median, p20, p80, _eager(clock, calls[name], median), runs[name].mode)
+    return result
 
 
 def _eager(clock: Clock, call: Call, expected: float) -> float:

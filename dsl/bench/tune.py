@@ -3,71 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import statistics
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dsl.architecture import Architecture, architecture
 from dsl.bench.batches import Batch, Function, batch
 from dsl.bench.candidates import candidates
-from dsl.bench.measure import Call, Clock, Machine, Run, interleaved, prepare
-from dsl.bench.runner import Job, jobs
+from dsl.bench.measure import Call, Clock, Run, interleaved, prepare
+from dsl.bench.runner import Job, Subject, gpu, jobs
+from dsl.bench.tuning import Choice, Tiles, Tuning, shown
 from dsl.bench.tuning_file import Key, key_of, read_entries, text_of
-from dsl.emit import replace_file
+from dsl.emit import check_writable, replace_file
+from dsl.resources import tuning_folder
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-SCHEMA = "attnspec.tune/1"
 ROUNDS = 9
-
-Tiles = tuple[tuple[str, int], ...]
-"""A candidate by its numbers, as a tuning file keeps them."""
 
 
 class TuneError(Exception):
     """Nothing could be tuned: no candidate of some block runs, or nothing was asked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The tiles that were chosen for a key, and how much faster they are than the plan's were; None if those fail."""
-
-    key: Key
-    blocks: tuple[str, ...]
-    config: Mapping[str, int]
-    gain: float | None
-    tried: int
-    skipped: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Tuning:
-    """What one run of tuning chose."""
-
-    machine: Machine
-    choices: tuple[Choice, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        choices = [{**dataclasses.asdict(choice), "key": choice.key._asdict()} for choice in self.choices]
-        return {"schema": SCHEMA, "machine": dataclasses.asdict(self.machine), "choices": choices}
-
-    def table(self) -> Table:
-        from rich.table import Table
-
-        table = Table(title=f"tuned on {self.machine.gpu} ({self.machine.architecture})", title_justify="left")
-        for heading in ("blocks", "tiles", "against the plan's", "tried", "skipped"):
-            table.add_column(heading, overflow="fold")
-        for choice in self.choices:
-            gain = "" if choice.gain is None else f"{choice.gain:.2f} x as fast"
-            tiles, counts = shown(tuple(choice.config.items())), (str(choice.tried), str(len(choice.skipped)))
-            table.add_row(", ".join(choice.blocks), tiles, gain, *counts)
-        return table
 
 
 @dataclass
@@ -85,8 +43,8 @@ class _Contest:
 
 
 def tune_files(
-    paths: Sequence[str | Path],
-    file: str | Path,
+    subjects: Sequence[Subject],
+    file: str | Path | None = None,
     *,
     only: Collection[str] | None = None,
     progress: Callable[[str], None] | None = None,
@@ -94,25 +52,31 @@ def tune_files(
 ) -> Tuning:
     """Time the candidate tiles of every block on its workload, and keep the best in `file`, beside what it holds.
 
-    Raises NoGpu, TuneError, TuningFileError, OSError, and what `dsl.pipeline.build` raises; then nothing is written.
+    Without a `file` it is the one that the plan reads for this GPU. Raises NoGpu, TuneError, TuningFileError, OSError,
+    and what `dsl.pipeline.build` raises; then nothing is written, and where the file is at fault nothing was timed.
     """
-    path = Path(file)
-    kept = read_entries(path)
-    if clock is None:
-        from dsl.bench.timing import Gpu
-
-        clock = Gpu()
+    if file is not None:
+        _check_file(Path(file))
+    clock = clock or gpu()
+    path = tuning_folder() / f"{clock.machine.architecture}.json" if file is None else Path(file)
+    _check_file(path)
     with tempfile.TemporaryDirectory() as folder:
-        work, unknown = jobs(paths, folder, only)
+        work, unknown = jobs(subjects, folder, only)
         if unknown:
             raise TuneError(f"no block or dispatch has the name {' or '.join(unknown)}")
-        tuning = tune_jobs(work, clock, progress or (lambda line: None))
-    kept |= {choice.key: dict(choice.config) for choice in tuning.choices}
-    replace_file(path, text_of(clock.machine, kept))
-    return tuning
+        choices = tune_jobs(work, clock, progress or (lambda line: None))
+    chosen = {choice.key: dict(choice.config) for choice in choices}
+    replace_file(path, text_of(clock.machine, read_entries(path) | chosen))
+    return Tuning(clock.machine, choices, path)
 
 
-def tune_jobs(work: Sequence[Job], clock: Clock, progress: Callable[[str], None]) -> Tuning:
+def _check_file(path: Path) -> None:
+    """Refuse a file that could not be written in the end, or is another's. Raises OSError or TuningFileError."""
+    read_entries(path)
+    check_writable(path)
+
+
+def tune_jobs(work: Sequence[Job], clock: Clock, progress: Callable[[str], None]) -> tuple[Choice, ...]:
     """The best candidate of each key. Raises TuneError where a key has none."""
     try:
         chip = architecture(clock.machine.architecture)
@@ -126,7 +90,7 @@ def tune_jobs(work: Sequence[Job], clock: Clock, progress: Callable[[str], None]
             _compete(job, chip, clock, contests.setdefault(key_of(job.spec), _Contest()))
     if not contests:
         raise TuneError("nothing to tune: no block that was asked for has a workload")
-    return Tuning(clock.machine, tuple(_choice(key, contests[key]) for key in sorted(contests)))
+    return tuple(_choice(key, contests[key]) for key in sorted(contests))
 
 
 def _compete(job: Job, chip: Architecture, clock: Clock, contest: _Contest) -> None:
@@ -227,7 +191,3 @@ def _choice(key: Key, contest: _Contest) -> Choice:
     gain = math.exp(means[planned] - means[best]) if planned in means and len(set(contest.planned)) == 1 else None
     skipped = tuple(contest.skipped.values())
     return Choice(key, tuple(contest.blocks), dict(best), gain, len(complete), skipped)
-
-
-def shown(tiles: Tiles) -> str:
-    return " ".join(f"{name} {size}" for name, size in tiles)

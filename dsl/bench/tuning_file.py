@@ -26,7 +26,7 @@ class Key(NamedTuple):
 
 
 class TuningFileError(Exception):
-    """The file exists and is no file of measured tiles."""
+    """The file exists and is no file of measured tiles, or holds what would be lost if it were written anew."""
 
 
 def key_of(spec: Spec) -> Key:
@@ -39,13 +39,26 @@ def read_entries(path: Path) -> dict[Key, dict[str, int]]:
         if not path.parent.is_dir():
             raise TuningFileError(f"{path}: there is no such folder")
         return {}
+    entries: dict[Key, dict[str, int]] = {}
     try:
         data: Any = json.loads(path.read_text(encoding="utf-8"))
         if data["schema"] != SCHEMA:
             raise KeyError("schema")
-        return {Key(*(entry[name] for name in Key._fields)): dict(entry["config"]) for entry in data["entries"]}
-    except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+        for entry in data["entries"]:
+            key = Key(*(entry[name] for name in Key._fields))
+            _refuse_what_would_be_lost(path, key, entry, key in entries)
+            entries[key] = dict(entry["config"])
+    except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
         raise TuningFileError(f"{path}: is no file of measured tiles") from error
+    return entries
+
+
+def _refuse_what_would_be_lost(path: Path, key: Key, entry: Mapping[str, Any], is_repeated: bool) -> None:
+    shown = ", ".join(f"{name} {value}" for name, value in key._asdict().items())
+    if is_repeated:
+        raise TuningFileError(f"{path}: has two entries for {shown}, of which the plan reads the first; remove one")
+    if unknown := sorted(entry.keys() - {*Key._fields, "config"}):
+        raise TuningFileError(f"{path}: the entry for {shown} has what tune does not know: {', '.join(unknown)}")
 
 
 def text_of(machine: Machine, entries: Mapping[Key, Mapping[str, int]]) -> str:

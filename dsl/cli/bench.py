@@ -1,96 +1,145 @@
-"""`attnspec bench`: how fast the generated functions are on this machine's GPU, on the spec's workloads."""
+"""`attnspec bench`: how fast the generated functions are on this machine's GPU, beside what one would run instead."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from dsl.cli.console import json_result, note, result, table, wants_color
+from dsl.cli.console import note, result, table, wants_color
 from dsl.cli.exits import Exit
-from dsl.cli.outcome import attempt, gravest
-from dsl.pipeline import module_name, read_source
+from dsl.cli.measuring import Answer, json_option, name_option, only_option, specs_argument
+from dsl.source import Source
 
-
-def _checked(spec: str) -> None:
-    from dsl.check import load_spec
-    from dsl.plan import plan_module
-
-    source = read_source(spec)
-    module_name(source.name)
-    plan_module(load_spec(source))
+if TYPE_CHECKING:
+    from dsl.bench.report import Report, Row
 
 
 @click.command()
-@click.argument("specs", nargs=-1, required=True, metavar="SPEC...")
-@click.option("--only", multiple=True, metavar="NAME", help="Time this block or dispatch only; may be repeated.")
-@click.option("--tune", "file", metavar="FILE", help="Try other tiles; keep the fastest in FILE.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@specs_argument
+@only_option("Time")
+@click.option(
+    "--peers",
+    "wanted",
+    metavar="all|none|NAME,...",
+    default="all",
+    show_default=True,
+    help="Compare with these; `all` is what is installed, without flex.",
+)
+@click.option(
+    "--fa3", metavar="FILE", envvar="ATTNSPEC_FA3", help="Take FlashAttention-3 from vLLM's _vllm_fa3_C.abi3.so."
+)
+@click.option("--plot", metavar="FILE", help="Draw the rates into an SVG file.")
+@name_option
+@json_option
 @click.pass_context
 def bench(
-    context: click.Context, specs: tuple[str, ...], only: tuple[str, ...], file: str | None, as_json: bool
+    context: click.Context,
+    specs: tuple[str, ...],
+    only: tuple[str, ...],
+    wanted: str,
+    fa3: str | None,
+    plot: str | None,
+    name: str,
+    as_json: bool,
 ) -> None:
     """Time functions on this GPU.
 
-    Every block of every SPEC, on its workload; a block that computes the wrong thing is not timed.
+    Every block of every SPEC (`-` is stdin), on its workload, beside the peers that can take it. What computes the
+    wrong thing, ours or a peer, is not timed.
     """
-    outcomes = [attempt(spec, _checked) for spec in specs]
-    if gravest(outcomes) != Exit.YES:
-        if as_json:
-            files = [{"spec": spec, **outcome.trouble_fields()} for spec, outcome in zip(specs, outcomes, strict=True)]
-            json_result("bench", passed=False, rows=[], files=files)
-        else:
-            for outcome in outcomes:
-                outcome.show_trouble()
-        context.exit(gravest(outcomes))
+    from dsl.bench.report import VERSION
 
-    from dsl.bench.timing import NoGpu
+    answer = Answer("bench", VERSION, {"passed": False, "rows": []}, as_json)
+    wish = _Wish(only, *_names(wanted), fa3, None if plot is None else Path(plot))
+    context.exit(_bench(answer, answer.sources(context, specs, name), wish))
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """What is to be timed and drawn; peers that are `required` were named, and must be there."""
+
+    only: tuple[str, ...]
+    names: list[str]
+    required: list[str]
+    fa3: str | None
+    plot: Path | None
+
+
+def _names(wanted: str) -> tuple[list[str], list[str]]:
+    """The peers to look for, and those among them that were named. Raises UsageError."""
+    from dsl.bench.peers import DEFAULT, KNOWN
+
+    if wanted == "none":
+        return [], []
+    words = [word.strip() for word in wanted.split(",")]
+    if unknown := [word for word in words if word not in KNOWN and word != "all"]:
+        raise click.UsageError(f"unknown peer {', '.join(unknown)}; known are {', '.join(KNOWN)}, all and none")
+    chosen = {*words, *(DEFAULT if "all" in words else ())}
+    return [name for name in KNOWN if name in chosen], [word for word in words if word != "all"]
+
+
+def _bench(answer: Answer, sources: list[Source], wish: _Wish) -> Exit:
+    from dsl.bench import NoGpu
+    from dsl.bench.peers import PeerError
+    from dsl.emit import check_writable
 
     try:
-        context.exit(_bench(specs, only, as_json) if file is None else _tune(specs, only, file, as_json))
-    except NoGpu as error:
-        note(f"error: {error}")
-        context.exit(Exit.COULD_NOT_ASK)
-
-
-def _bench(specs: tuple[str, ...], only: tuple[str, ...], as_json: bool) -> Exit:
-    from dsl.bench import Row, bench_files
-
-    def show(row: Row) -> None:
-        time = "FAILED" if row.latency_us is None else f"{row.latency_us:.1f} us"
-        note(f"{time:>12}  {row.block}, {row.case}")
-
-    report = bench_files(specs, only=only or None, progress=show if sys.stderr.isatty() else None)
-    if as_json:
-        result(json.dumps(report.to_dict(), indent=2))
-    else:
-        result(table(report.table(), wants_color(sys.stdout)))
-        for row in report.failures:
-            note(f"FAILED {row.block}, {row.case}: {row.problem}")
-        for line in report.not_timed:
-            note(f"not timed: {line}")
+        if wish.plot is not None:
+            check_writable(wish.plot)
+        # A peer's library may log to stdout, where only the answer belongs.
+        with contextlib.redirect_stdout(sys.stderr):
+            report = _timed(sources, wish, watched=not answer.as_json and sys.stderr.isatty())
+    except (NoGpu, PeerError, OSError) as error:
+        return answer.refuse(error)
     if not report.rows:
-        note("error: nothing to time")
-        return Exit.COULD_NOT_ASK
+        return answer.refuse("nothing to time")
+    if wish.plot is not None:
+        _draw(report, wish.plot)
+    _print(report, answer.as_json)
     return Exit.YES if report.passed else Exit.NO
 
 
-def _tune(specs: tuple[str, ...], only: tuple[str, ...], file: str, as_json: bool) -> Exit:
-    from dsl.bench import TuneError, tune_files
-    from dsl.bench.tuning_file import TuningFileError
+def _timed(sources: list[Source], wish: _Wish, watched: bool) -> Report:
+    """Raises NoGpu, and PeerError where a peer that was named is absent."""
+    from dsl.bench import bench_files
+    from dsl.bench.peers import find
+    from dsl.bench.runner import gpu
+    from dsl.check import load_spec
 
-    try:
-        tuning = tune_files(specs, file, only=only or None, progress=note)
-    except TuneError as error:
-        note(f"error: {error}")
-        return Exit.NO
-    except TuningFileError as error:
-        note(f"error: {error}")
-        return Exit.COULD_NOT_ASK
-    result(json.dumps(tuning.to_dict(), indent=2) if as_json else table(tuning.table(), wants_color(sys.stdout)))
-    for choice in tuning.choices:
-        for reason in choice.skipped:
-            note(f"skipped {', '.join(choice.blocks)}: {reason}")
-    note(f"written {file}; the plan reads dsl/tuning/{tuning.machine.architecture}.json")
-    return Exit.YES
+    clock = gpu()
+    families = {spec.family for source in sources for spec in load_spec(source).attentions}
+    peers = find(wish.names, families, fa3=wish.fa3, required=wish.required)
+    return bench_files(sources, only=wish.only or None, progress=_show if watched else None, clock=clock, peers=peers)
+
+
+def _draw(report: Report, path: Path) -> None:
+    from dsl.bench.plot import plot_svg
+    from dsl.emit import replace_file
+
+    replace_file(path, plot_svg(report))
+
+
+def _show(row: Row) -> None:
+    time = "FAILED" if row.latency_us is None else f"{row.latency_us:.1f} us"
+    note(f"{time:>12}  {row.block}, {row.case}")
+
+
+def _print(report: Report, as_json: bool) -> None:
+    if as_json:
+        result(json.dumps(report.to_dict(), indent=2))
+        return
+    from dsl.bench.table import table as rows
+
+    result(table(rows(report), wants_color(sys.stdout)))
+    for row in report.failures:
+        note(f"FAILED {row.block}, {row.case}: {row.problem}")
+    for line in report.remarks:
+        note(line)
+    for line in report.not_timed:
+        note(f"not timed: {line}")

@@ -21,8 +21,8 @@ def note(text: str) -> None:
     click.echo(text, err=True, nl=not text.endswith("\n"), color=True)
 
 
-def json_result(schema: str, **fields: object) -> None:
-    click.echo(json.dumps({"schema": f"attnspec.{schema}/1", **fields}, indent=2))
+def json_result(schema: str, version: int = 1, /, **fields: object) -> None:
+    click.echo(json.dumps({"schema": f"attnspec.{schema}/{version}", **fields}, indent=2))
 
 
 def wants_color(stream: TextIO | None) -> bool:

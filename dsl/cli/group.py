@@ -14,7 +14,7 @@ from dsl.cli.console import note
 from dsl.cli.exits import Exit
 from dsl.header import CODEGEN
 
-COMMANDS = ("build", "check", "fmt", "verify", "explain", "bench", "doctor")
+COMMANDS = ("build", "check", "fmt", "verify", "explain", "bench", "tune", "doctor")
 
 
 class LazyCommands(Mapping[str, click.Command]):

@@ -13,7 +13,7 @@ from dsl.cli.exits import Exit
 from dsl.diagnostics import Form, SpecError, record, render
 from dsl.emit import EmitError
 from dsl.load import LoadError
-from dsl.pipeline import NameRefused, decode_source, read_source
+from dsl.pipeline import NameRefused, decode_source, module_name, read_source
 from dsl.source import Source
 
 Value = TypeVar("Value")
@@ -51,10 +51,15 @@ def attempt(path: str, work: Callable[[str], Value]) -> Outcome[Value]:
     except SpecError as refusal:
         return Outcome(Exit.NO, refusal=refusal)
     except OSError as error:
-        place = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else path
-        return Outcome(Exit.COULD_NOT_ASK, error=f"{place}: {(error.strerror or str(error)).lower()}")
+        return Outcome(Exit.COULD_NOT_ASK, error=in_words(error, path))
     except (NameRefused, EmitError, LoadError) as error:
         return Outcome(Exit.COULD_NOT_ASK, error=str(error))
+
+
+def in_words(error: OSError, path: str) -> str:
+    """The file, or `path` where the error names none, and what is wrong with it."""
+    place = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else path
+    return f"{place}: {(error.strerror or str(error)).lower()}"
 
 
 def gravest(outcomes: Iterable[Outcome[Value]]) -> Exit:
@@ -64,6 +69,17 @@ def gravest(outcomes: Iterable[Outcome[Value]]) -> Exit:
 def read_spec(path: str, stdin_name: str = "<stdin>") -> Source:
     """Read a spec file, or stdin for `-`. Raises OSError or SpecError."""
     return decode_source(stdin_name, sys.stdin.buffer.read()) if path == "-" else read_source(path)
+
+
+def checked_spec(path: str, stdin_name: str) -> Source:
+    """Read a spec, or stdin for `-`, that can be planned under its name. Raises OSError, SpecError or NameRefused."""
+    from dsl.check import load_spec
+    from dsl.plan import plan_module
+
+    source = read_spec(path, stdin_name)
+    module_name(source.name)
+    plan_module(load_spec(source))
+    return source
 
 
 def rendered(refusal: SpecError, form: Form, color: bool) -> str:

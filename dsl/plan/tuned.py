@@ -1,4 +1,4 @@
-"""Tile sizes that were measured, as data: one JSON file a GPU architecture in `dsl/tuning/`, written by `bench --tune`.
+"""Tile sizes that were measured, as data: one JSON file a GPU architecture in `dsl/tuning/`, written by `tune`.
 
 An entry serves the blocks of its family whose dtype has `itemsize` bytes, whose larger head dimension is at most
 `head_dim`, and whose query heads per KV head are at most `group`; the first that serves a block is its first candidate.
