@@ -174,7 +174,7 @@ def hopper(spec: Spec, name: str) -> HopperPlan:
         **sizes,
         "QK_WIDTH": qk_width,
         "V_WIDTH": v_width,
-        **{"V_BYTES": block_kv * piece.box * itemsize for piece in values if piece.ptx},
+        **_ptx_bytes(values, block_kv * itemsize),
         "ALIGNMENT": 16 // itemsize,
         "CONSUMERS": consumers,
         "BLOCK_Q": CONSUMER_ROWS * consumers,
@@ -232,6 +232,11 @@ def _v_pieces(dim: int, name: str) -> tuple[tuple[VPiece, ...], dict[str, int]]:
         pieces.append(VPiece(f"_{number}", f"V_DIM_{number}", start, extent, _is_ptx(extent)))
         sizes[f"V_DIM_{number}"] = extent
     return tuple(pieces), sizes
+
+
+def _ptx_bytes(pieces: tuple[VPiece, ...], column_bytes: int) -> dict[str, int]:
+    """The bytes from one stage to the next of the piece whose wgmma is written out."""
+    return next(({"V_BYTES": piece.box * column_bytes} for piece in pieces if piece.ptx), {})
 
 
 def _is_ptx(extent: int) -> bool:
