@@ -19,6 +19,7 @@ from dsl.architecture import Architecture
 from dsl.load import load
 from dsl.plan.module import BlockPlan, HopperPlan, KernelPlan, ModulePlan
 from dsl.plan.prefill_hopper import ARCHITECTURE as HOPPER
+from dsl.plan.prefill_hopper import MERGED_SPLITS
 from dsl.spec import ITEMSIZE
 
 # Triton's words for what stands in memory.
@@ -137,8 +138,11 @@ def launches(plan: ModulePlan, architecture: Architecture, all_variants: bool = 
             options = {"num_warps": hopper.num_warps}
             variant = f"{block.spec.name} hopper"
             yield Launch(hopper.kernel, variant, types, hopper.constants, True, options, hopper.shared_bytes)
-            types, options = _types(block, hopper.merge.kernel), {"num_warps": hopper.merge.num_warps}
-            yield Launch(hopper.merge.kernel, variant, types, hopper.merge.constants, True, options, None)
+            merge, options = hopper.merge, {"num_warps": hopper.merge.num_warps}
+            for splits in MERGED_SPLITS if all_variants else MERGED_SPLITS[:1]:
+                constants = {**merge.constants, "SPLITS": splits}
+                variant = f"{block.spec.name} {splits} splits"
+                yield Launch(merge.kernel, variant, _types(block, merge.kernel), constants, True, options, None)
 
 
 def _types(block: BlockPlan, kernel: KernelPlan) -> dict[str, str]:

@@ -13,6 +13,7 @@ from dsl.plan.cost import case_title, cost, decode_programs, num_splits, prefill
 from dsl.plan.launch import DecodeLaunch
 from dsl.plan.module import BlockPlan, Config, FunctionPlan, ModulePlan
 from dsl.plan.prefill_hopper import ARCHITECTURE as HOPPER
+from dsl.plan.prefill_hopper import speculates
 from dsl.plan.refuse import BASE, TARGETS
 from dsl.plan.tiles import head_dim_pieces
 from dsl.plan.tuned import tuned
@@ -102,8 +103,8 @@ def _choice(dispatch: FunctionPlan) -> str:
 
 
 def _kernels(block: BlockPlan) -> tuple[object, ...]:
-    others = (plan.kernel for plan in (block.merge, block.hopper) if plan)
-    return (block.kernel, *others)
+    hopper = (block.hopper, block.hopper.merge) if block.hopper else ()
+    return (block.kernel, *(plan.kernel for plan in (block.merge, *hopper) if plan))
 
 
 def _kernel(plan: ModulePlan, block: BlockPlan) -> str:
@@ -119,10 +120,21 @@ def _hopper(block: BlockPlan) -> str:
         return f"{block.kernel.name}; there is a Hopper kernel, but {block.no_hopper}"
     sizes = " ".join(f"{name} {block.hopper.constants[name]}" for name in ("BLOCK_Q", "BLOCK_KV", "STAGES"))
     return (
-        f"{block.hopper.kernel.name}: {sizes}, {block.hopper.shared_bytes:,} bytes of shared memory at most; where "
-        "Triton's version is from 3.6 to 3.9, and bases and strides of q, k, v and out are multiples of 16 bytes (else "
-        f"{block.kernel.name})"
+        f"{block.hopper.kernel.name}: {sizes}, {block.hopper.shared_bytes:,} bytes of shared memory at most, then "
+        f"{block.hopper.merge.kernel.name} where tiles are split; where Triton's version is from 3.6 to 3.9, and bases "
+        f"and strides of q, k, v and out are multiples of 16 bytes (else {block.kernel.name}); {_softmax(block.spec)}"
     )
+
+
+def _softmax(spec: Spec) -> str:
+    """How the Hopper kernel computes the softmax, and why."""
+    if speculates(spec):
+        return (
+            "the maximum of the first BLOCK_KV keys is the softmax's offset; rows whose sums overflow with it are "
+            "computed again with a running maximum (`softmax = online` always keeps one)"
+        )
+    why = "`softmax` asks for it" if spec.softmax == "online" else "fp16 has no room for a guess"
+    return f"the softmax keeps a running maximum: {why}"
 
 
 def _heads(block: BlockPlan) -> str:
@@ -245,6 +257,8 @@ def _variants(block: BlockPlan) -> str:
     if "INDEX" in block.kernel.constants:
         choices += ", 32-bit or 64-bit offsets within a page or tile"
     others = "".join(f"; 1 of {plan.kernel.name}" for plan in (block.merge, block.hopper) if plan)
+    if block.hopper:
+        others += f"; {len(block.hopper.merged_splits)} of {block.hopper.merge.kernel.name}"
     return f"{_choices(block)} of {block.kernel.name}: {choices}{others}"
 
 
@@ -266,6 +280,8 @@ def _module_variants(plan: ModulePlan) -> int:
             kernels[block.merge.kernel.name, dtype, _frozen(block.merge.entries)] = 1
         if block.hopper and name == HOPPER:
             kernels[block.hopper.kernel.name, dtype, _frozen(block.hopper.entries)] = 1
+            merges = len(block.hopper.merged_splits)
+            kernels[block.hopper.merge.kernel.name, dtype, _frozen(block.hopper.merge.entries)] = merges
     return sum(kernels.values())
 
 
@@ -294,8 +310,10 @@ def _launched(block: BlockPlan, case: Case) -> str:
         splits = num_splits(block, config.entries, seqs, table_width(block.spec, case), processors)
         return f"{decode_programs(block, seqs)} programs x {_count(splits, 'split')} {where}"
     tokens = sum(query_lengths(block.spec, case))
-    tiles = block.hopper.constants if block.hopper and name == HOPPER else config.entries
-    return f"{prefill_programs(tiles, tokens, seqs)} x {block.spec.heads} programs on {name}"
+    if block.hopper and name == HOPPER:
+        rows = block.hopper.constants["BLOCK_Q"]
+        return f"tiles of 64 to {rows} rows in at most {processors} programs on {name}"
+    return f"{prefill_programs(config.entries, tokens, seqs)} x {block.spec.heads} programs on {name}"
 
 
 def _scaled(number: int, unit: str) -> str:

@@ -16,7 +16,6 @@ from dsl.compile import compile_module
 from dsl.explain import explain
 from dsl.load import load
 from dsl.plan import ModulePlan, plan_module
-from dsl.plan.prefill_hopper import HEAD_DIMS
 from dsl.render import render
 from dsl.source import Source
 from tests.conftest import ROOT
@@ -30,15 +29,16 @@ def plan_of(*targets: str, **fields: str) -> ModulePlan:
 
 
 def test_a_block_has_both_kernels():
-    assert [kernel.name for kernel in plan_of().kernels] == ["_prefill_kernel", "_prefill_hopper_kernel"]
+    names = ["_prefill_kernel", "_prefill_hopper_kernel", "_prefill_merge_kernel"]
+    assert [kernel.name for kernel in plan_of().kernels] == names
 
 
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
         ({"dtype": "fp32"}, "bf16 and fp16"),
-        ({"head_dim": "256"}, "head_dim is one of"),
-        ({"head_dim": "128 / 64"}, "head_dim is one of"),
+        ({"head_dim": "264"}, "at most 256"),
+        ({"head_dim": "128 / 264"}, "at most 256"),
         ({"scale": "-1.0"}, "must be positive"),
         ({"targets": "[portable]"}, "`targets` leaves it out"),
     ],
@@ -56,24 +56,81 @@ def test_a_build_may_leave_it_out():
     assert "gluon" in render(plan_of("portable", "hopper"))
 
 
+DEFAULT_DIMS, OTHER_DIMS = ("72", "128"), ("8", "40", "64", "80", "96", "112", "136", "192", "200", "256", "192 / 128")
+MOST_SPILLS = 128
+"""Bytes that a thread may keep in memory beyond 128 columns of values, once a tile and never in a loop."""
+
+
 @pytest.mark.compile
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
-@pytest.mark.parametrize("dim", HEAD_DIMS)
+@pytest.mark.parametrize("dim", [*DEFAULT_DIMS, *(pytest.param(dim, marks=pytest.mark.slow) for dim in OTHER_DIMS)])
 @pytest.mark.parametrize("fields", [{}, {"dtype": "fp16", "lse": "true"}], ids=["bf16", "fp16 lse"])
-def test_no_spills_and_wgmma_in_flight(dim: int, fields: dict[str, str], tmp_path: Path, monkeypatch: Any, capfd: Any):
+def test_no_spills_and_wgmma_in_flight(
+    dim: str, fields: dict[str, str], tmp_path: Path, monkeypatch: Any, capfd: Any
+) -> None:
     import triton
 
     monkeypatch.setattr(triton.knobs.compilation, "always_compile", True)
     monkeypatch.setattr(triton.knobs.nvidia, "dump_ptxas_log", True)
-    plan = plan_of(head_dim=str(dim), **fields)
+    plan = plan_of(head_dim=dim, **fields)
     path = tmp_path / "attend.py"
     path.write_text(render(plan))
     kernels = compile_module(plan, path, architecture("sm90"))
     (kernel,) = (kernel for kernel in kernels if kernel.launch.kernel.name == "_prefill_hopper_kernel")
     assert kernel.fits and kernel.within_plan
-    assert kernel.compiled.spill_bytes == 0
+    assert kernel.compiled.spill_bytes <= (MOST_SPILLS if plan.blocks[0].spec.head_dim_v > 128 else 0)
     # What ptxas says where it cannot keep a wgmma in flight.
     assert "wgmma.mma_async instructions are serialized" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("fields", "speculates"),
+    [({}, True), ({"softmax": "online"}, False), ({"dtype": "fp16"}, False)],
+    ids=["auto", "online", "fp16"],
+)
+def test_which_softmax_is_computed(fields: dict[str, str], speculates: bool):
+    plan = plan_of(**fields)
+    assert ("is the softmax's offset" in " ".join(explain(plan.file).split())) == speculates
+    assert ("failures" in render(plan)) == speculates
+
+
+@pytest.mark.parametrize(
+    ("rows", "sequences", "height", "splits"),
+    [
+        (276, 4, 1, 1),  # 20 low tiles rather than 8 high ones: each processor has less to do
+        (4100, 4, 2, 1),  # 132 tiles for 132 processors
+        (2116, 16, 3, 2),  # a round of 132 tiles and 60 that are cut in two
+        (1, 8, 1, 1),
+    ],
+)
+def test_how_programs_share_tiles(rows: int, sequences: int, height: int, splits: int):
+    module = load(ROOT / "generated" / "prefill.py")
+    blocks = -(-rows // 128)
+    assert module._plan_tiles(rows, blocks, sequences, 3, 132)[1:] == (height, splits)
+
+
+@pytest.mark.parametrize("q_tokens", [1, 64, 1000, 8136])
+@pytest.mark.parametrize("num_seqs", [0, 1, 3, 400])
+def test_items_are_tiles_and_splits_and_spare_slots(q_tokens: int, num_seqs: int, monkeypatch: pytest.MonkeyPatch):
+    module = load(ROOT / "generated" / "prefill.py")
+    monkeypatch.setattr(module, "_architecture", lambda device: ("sm90", 132))
+    block = module._bf16_16_72_block
+    work = module._share_out(block, q_tokens, q_tokens, num_seqs, torch.device("cpu"))
+    assert work.whole_tiles + work.split_tiles == work.slots * block.heads
+    assert work.items == work.whole_tiles + work.split_tiles * work.num_splits + 2 * block.heads
+    assert work.programs == min(work.items, 132)
+    assert work.slots + 2 >= -(-q_tokens // (64 * work.height)) + num_seqs + 1 or work.slots == 1
+    assert work.num_splits == 1 or work.num_splits <= module._SPLITS[-1]
+
+
+def test_tensor_maps_are_made_once(monkeypatch: pytest.MonkeyPatch):
+    module = load(ROOT / "generated" / "prefill.py")
+    tensor = torch.zeros(20, 16, 72, dtype=torch.bfloat16)
+    first = module._tensor_map(tensor, 0, 1, (64, 1, 64))
+    assert module._tensor_map(tensor, 0, 1, (64, 1, 64)) is first
+    assert module._tensor_map(tensor[1:], 0, 1, (64, 1, 64)) is not first
+    assert module._tensor_map(tensor, 0, 1, (128, 1, 64)) is not first
+    assert not any(isinstance(value, torch.Tensor) for value in vars(first).values())
 
 
 def test_the_launcher_takes_it_where_it_runs(monkeypatch: pytest.MonkeyPatch):

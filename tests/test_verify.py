@@ -311,7 +311,7 @@ def test_rows_reduced_in_parts_agree(tmp_path: Path) -> None:
     text = path.read_text()
     assert '"ROW_PARTS": 1' in text
     path.write_text(text.replace('"ROW_PARTS": 1', '"ROW_PARTS": 8'))
-    request = {"spec": str(spec), "module": str(path), "device": "cpu"}
+    request = {"name": spec.name, "text": spec.read_text(), "module": str(path), "device": "cpu"}
     done = run_python(
         "-m", "dsl.verify.worker", environment={"TRITON_INTERPRET": "1"}, input=json.dumps(request).encode()
     )

@@ -124,4 +124,4 @@ def decode_programs(block: BlockPlan, seqs: int) -> int:
 
 def prefill_programs(config: Mapping[str, Any], q_tokens: int, seqs: int) -> int:
     """Slots for tiles of query rows: known from shapes alone, so a few of them may find nothing to do."""
-    return q_tokens // config["BLOCK_Q"] + seqs + 2
+    return -(-q_tokens // config["BLOCK_Q"]) + seqs + 1

@@ -124,6 +124,7 @@ class HopperPlan:
     num_warps: int
     shared_bytes: int = field(compare=False)
     merge: MergePlan
+    merged_splits: tuple[int, ...]
 
     @property
     def entries(self) -> Mapping[str, Number]:
@@ -234,6 +235,11 @@ class ModulePlan:
     @property
     def has_hopper(self) -> bool:
         return any(block.hopper for block in self.blocks)
+
+    @property
+    def merged_splits(self) -> tuple[int, ...]:
+        """The numbers of splits that the merges of Hopper kernels are compiled for."""
+        return next(block.hopper.merged_splits for block in self.blocks if block.hopper)
 
     @property
     def has_ptx_values(self) -> bool:

@@ -13,7 +13,6 @@ from dsl.spec import ITEMSIZE, Spec
 TEMPLATE = "kernels/prefill_hopper.py.jinja"
 MERGE_TEMPLATE = "kernels/prefill_merge.py.jinja"
 ARCHITECTURE = "sm90"
-HEAD_DIM_UNIT = 8
 LARGEST_HEAD_DIM = 256
 CONSUMER_ROWS = 64
 SHARED_BYTES = 232_448
@@ -25,6 +24,8 @@ REGISTERS = {2: (232, 40), 3: (160, 32)}
 RISE = 8.0
 """A running maximum stays as it is while no score, to the base 2, exceeds it by more."""
 MERGE_ROWS = 4
+MERGED_SPLITS = (2, 4, 8, 16)
+"""A merge is compiled for these numbers of splits, and takes fewer."""
 SPLIT_UNIT = 4
 """Numbers beside a split's row, so that rows stay aligned to 16 bytes; the first is its log-sum-exp."""
 
@@ -147,11 +148,20 @@ def reason_against(spec: Spec) -> str | None:
         return "`targets` leaves it out"
     if spec.dtype == "fp32":
         return "it computes in bf16 and fp16"
-    if any(dim % HEAD_DIM_UNIT or dim > LARGEST_HEAD_DIM for dim in (spec.head_dim_qk, spec.head_dim_v)):
-        return f"its head_dim is a multiple of {HEAD_DIM_UNIT} up to {LARGEST_HEAD_DIM}"
+    if max(spec.head_dim_qk, spec.head_dim_v) > LARGEST_HEAD_DIM:
+        return f"its head_dim is at most {LARGEST_HEAD_DIM}"
     if not (isinstance(spec.scale, float) and spec.scale > 0):
         return "it takes the maximum of a row before the scale, which must be positive"
     return None
+
+
+def speculates(spec: Spec) -> bool:
+    """Whether the softmax keeps the first tile's maximum as its offset, to be checked at the end.
+
+    A bf16 weight has the range of float32: a score may exceed the offset by 44 nats. In fp16 it is 11, and keys whose
+    norms grow fourfold fail in every tile.
+    """
+    return spec.softmax == "auto" and spec.dtype == "bf16"
 
 
 def hopper(spec: Spec, name: str) -> HopperPlan:
@@ -210,11 +220,11 @@ def hopper(spec: Spec, name: str) -> HopperPlan:
         v_pieces=values,
         v_dim=v_dim,
         consumer_count=consumers,
-        speculative=spec.softmax == "auto" and spec.dtype == "bf16",
+        speculative=speculates(spec),
         lse=spec.lse,
     )
     shared_bytes = _shared_bytes(itemsize, consumers, block_kv, stages, q_stages, qk_width, v_width)
-    return HopperPlan(kernel, constants, boxes, 4, shared_bytes, _merge(spec, constants))
+    return HopperPlan(kernel, constants, boxes, 4, shared_bytes, _merge(spec, constants), MERGED_SPLITS)
 
 
 def _v_pieces(dim: int, name: str) -> tuple[tuple[VPiece, ...], dict[str, int]]:
