@@ -60,7 +60,7 @@ class VPiece:
 
     @property
     def width(self) -> str:
-        return "BLOCK_KV" if self.ptx else self.size
+        return "SIZES.BLOCK_KV" if self.ptx else self.size
 
     @property
     def box(self) -> int:
@@ -117,11 +117,6 @@ class HopperKernel(KernelPlan):
         lse = ("out_lse", "stride_lse_head", "stride_lse_token") if self.lse else ()
         results = ("out", "stride_out_token", "stride_out_head", "split_out")
         return (*self._tiles, *address, *results, *lse)
-
-    @property
-    def qk_sizes(self) -> tuple[str, ...]:
-        """The names of the pieces' sizes."""
-        return tuple(piece.size for piece in self.qk_pieces)
 
     @property
     def worker_warps(self) -> str:
@@ -216,9 +211,12 @@ def hopper(spec: Spec, name: str) -> HopperPlan:
         name=name,
         template=TEMPLATE,
         arguments=arguments,
-        qk_pieces=tuple(QkPiece(piece.suffix, piece.size, piece.start, number > 0) for number, piece in enumerate(qk)),
+        qk_pieces=tuple(
+            QkPiece(piece.suffix, _sized(piece.size), _sized(piece.start), carries=number > 0)
+            for number, piece in enumerate(qk)
+        ),
         v_pieces=values,
-        v_dim=v_dim,
+        v_dim=_sized(v_dim),
         consumer_count=consumers,
         speculative=speculates(spec),
         lse=spec.lse,
@@ -234,14 +232,19 @@ def _v_pieces(dim: int, name: str) -> tuple[tuple[VPiece, ...], dict[str, int]]:
     """
     extents = _v_extents(dim)
     if len(extents) == 1:
-        return (VPiece("", name, "0", dim, _is_ptx(dim)),), {}
+        return (VPiece("", _sized(name), "0", dim, _is_ptx(dim)),), {}
     pieces = []
     sizes = {}
     for number, extent in enumerate(extents):
-        start = " + ".join(f"V_DIM_{before}" for before in range(number)) or "0"
-        pieces.append(VPiece(f"_{number}", f"V_DIM_{number}", start, extent, _is_ptx(extent)))
+        start = _sized(" + ".join(f"V_DIM_{before}" for before in range(number)) or "0")
+        pieces.append(VPiece(f"_{number}", _sized(f"V_DIM_{number}"), start, extent, _is_ptx(extent)))
         sizes[f"V_DIM_{number}"] = extent
     return tuple(pieces), sizes
+
+
+def _sized(expression: str) -> str:
+    """An expression of constants as the kernel's functions print it: they get all constants as SIZES."""
+    return " + ".join(name if name.isdigit() else f"SIZES.{name}" for name in expression.split(" + "))
 
 
 def _ptx_bytes(pieces: tuple[VPiece, ...], column_bytes: int) -> dict[str, int]:
