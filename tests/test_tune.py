@@ -17,7 +17,7 @@ from dsl.bench.candidates import candidates
 from dsl.bench.measure import Machine
 from dsl.bench.runner import Job
 from dsl.bench.tune import tune_jobs
-from dsl.bench.tuning_file import Key, TuningFileError, read_entries, text_of
+from dsl.bench.tuning_file import Key, TuningFileError, read_entries, read_work_times, text_of
 from dsl.check import load_spec
 from dsl.plan import plan_module
 from dsl.source import Source
@@ -101,6 +101,31 @@ def test_a_tuning_file_is_merged_in_order(tmp_path: Path):
     path.write_text(text_of(MACHINE, entries))
     assert list(read_entries(path)) == [Key("decode", 2, 64, 4), near, far]
     assert text_of(MACHINE, read_entries(path)) == path.read_text()
+
+
+def test_how_work_is_shared_out_is_kept(tmp_path: Path):
+    """A run that measures tiles keeps what it does not measure."""
+    path = tmp_path / "sm90.json"
+    times = {"turn": [0.5, 1.0], "item": [4.0, 5.0], "merge": 3.0}
+    path.write_text(text_of(MACHINE, {}, times))
+    assert read_work_times(path) == times
+    path.write_text(text_of(MACHINE, read_entries(path), read_work_times(path)))
+    assert read_work_times(path) == times
+    path.write_text(text_of(MACHINE, {}))
+    assert read_work_times(path) is None and "work_times" not in path.read_text()
+
+
+def test_only_portable_kernels_are_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """On Hopper another kernel would run in their place, whatever the tiles."""
+    seen: list[Job] = []
+
+    def watched(work: list[Job], *rest: Any) -> tuple[Any, ...]:
+        seen.extend(work)
+        return ()
+
+    monkeypatch.setattr("dsl.bench.tune.tune_jobs", watched)
+    tune_files([SPECS / "prefill.attn"], tmp_path / "sm90.json", clock=FakeClock())
+    assert seen and not any(hasattr(job.module, "_plan_tiles") for job in seen)
 
 
 def test_a_file_that_is_no_tuning_file_is_left_alone(tmp_path: Path):

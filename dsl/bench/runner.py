@@ -82,14 +82,19 @@ def gpu() -> Clock:
     return Gpu()
 
 
-def jobs(subjects: Sequence[Subject], folder: str, only: Collection[str] | None) -> tuple[list[Job], list[str]]:
+def jobs(
+    subjects: Sequence[Subject],
+    folder: str,
+    only: Collection[str] | None,
+    targets: Sequence[str] | None = None,
+) -> tuple[list[Job], list[str]]:
     """The wanted blocks with modules that are built in `folder`, and the wanted names that no file has."""
     found: list[Job] = []
     unknown = list(only or ())
     for place, subject in enumerate(subjects):
         source = subject if isinstance(subject, Source) else read_source(subject)
         file = load_spec(source)
-        module = _module(render(plan_module(file)), Path(folder) / str(place), module_name(source.name))
+        module = _module(render(plan_module(file, targets)), Path(folder) / str(place), module_name(source.name))
         functions = {spec.name: (spec.name,) for spec in file.attentions}
         functions |= {dispatch.name: dispatch.blocks for dispatch in file.dispatches}
         unknown = [name for name in unknown if name not in functions]

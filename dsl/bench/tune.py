@@ -17,8 +17,9 @@ from dsl.bench.candidates import candidates
 from dsl.bench.measure import Call, Clock, Run, interleaved, prepare
 from dsl.bench.runner import Job, Subject, gpu, jobs
 from dsl.bench.tuning import Choice, Tiles, Tuning, shown
-from dsl.bench.tuning_file import Key, key_of, read_entries, text_of
+from dsl.bench.tuning_file import Key, key_of, read_entries, read_work_times, text_of
 from dsl.emit import check_writable, replace_file
+from dsl.plan.refuse import BASE
 from dsl.resources import tuning_folder
 
 ROUNDS = 9
@@ -61,12 +62,13 @@ def tune_files(
     path = tuning_folder() / f"{clock.machine.architecture}.json" if file is None else Path(file)
     _check_file(path)
     with tempfile.TemporaryDirectory() as folder:
-        work, unknown = jobs(subjects, folder, only)
+        # The tiles of the portable kernels are what is tuned: no other kernel may run in their place.
+        work, unknown = jobs(subjects, folder, only, targets=(BASE,))
         if unknown:
             raise TuneError(f"no block or dispatch has the name {' or '.join(unknown)}")
         choices = tune_jobs(work, clock, progress or (lambda line: None))
     chosen = {choice.key: dict(choice.config) for choice in choices}
-    replace_file(path, text_of(clock.machine, read_entries(path) | chosen))
+    replace_file(path, text_of(clock.machine, read_entries(path) | chosen, read_work_times(path)))
     return Tuning(clock.machine, choices, path)
 
 

@@ -53,6 +53,11 @@ def read_entries(path: Path) -> dict[Key, dict[str, int]]:
     return entries
 
 
+def read_work_times(path: Path) -> Any:
+    """What `dsl.plan.tuned.work_times` reads of the file, as it stands there; None where there is nothing."""
+    return json.loads(path.read_text(encoding="utf-8")).get("work_times") if path.exists() else None
+
+
 def _refuse_what_would_be_lost(path: Path, key: Key, entry: Mapping[str, Any], is_repeated: bool) -> None:
     shown = ", ".join(f"{name} {value}" for name, value in key._asdict().items())
     if is_repeated:
@@ -61,7 +66,7 @@ def _refuse_what_would_be_lost(path: Path, key: Key, entry: Mapping[str, Any], i
         raise TuningFileError(f"{path}: the entry for {shown} has what tune does not know: {', '.join(unknown)}")
 
 
-def text_of(machine: Machine, entries: Mapping[Key, Mapping[str, int]]) -> str:
+def text_of(machine: Machine, entries: Mapping[Key, Mapping[str, int]], work_times: Any = None) -> str:
     """The text of a file with these entries."""
     return (
         json.dumps(
@@ -69,6 +74,7 @@ def text_of(machine: Machine, entries: Mapping[Key, Mapping[str, int]]) -> str:
                 "schema": SCHEMA,
                 "gpu": machine.gpu,
                 "triton": machine.triton,
+                **({} if work_times is None else {"work_times": work_times}),
                 "entries": [{**key._asdict(), "config": dict(entries[key])} for key in sorted(entries)],
             },
             indent=2,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from dsl.plan.tuned import WorkTimes
 from dsl.spec import Spec, SpecFile
 
 Number = int | float
@@ -125,6 +126,7 @@ class HopperPlan:
     shared_bytes: int = field(compare=False)
     merge: MergePlan
     merged_splits: tuple[int, ...]
+    times: WorkTimes
 
     @property
     def entries(self) -> Mapping[str, Number]:
@@ -235,6 +237,11 @@ class ModulePlan:
     @property
     def has_hopper(self) -> bool:
         return any(block.hopper for block in self.blocks)
+
+    @property
+    def work_times(self) -> WorkTimes:
+        """What Hopper kernels share out their work by."""
+        return next(block.hopper.times for block in self.blocks if block.hopper)
 
     @property
     def merged_splits(self) -> tuple[int, ...]:

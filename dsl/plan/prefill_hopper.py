@@ -8,6 +8,7 @@ from itertools import product
 from dsl.plan.module import Argument, HopperPlan, KernelPlan, MergePlan
 from dsl.plan.prefill import INTEGERS
 from dsl.plan.tiles import LOG2_E, head_dim_pieces, next_power_of_two
+from dsl.plan.tuned import work_times
 from dsl.spec import ITEMSIZE, Spec
 
 TEMPLATE = "kernels/prefill_hopper.py.jinja"
@@ -222,7 +223,16 @@ def hopper(spec: Spec, name: str) -> HopperPlan:
         lse=spec.lse,
     )
     shared_bytes = _shared_bytes(itemsize, consumers, block_kv, stages, q_stages, qk_width, v_width)
-    return HopperPlan(kernel, constants, boxes, 4, shared_bytes, _merge(spec, constants), MERGED_SPLITS)
+    return HopperPlan(
+        kernel,
+        constants,
+        boxes,
+        num_warps=4,
+        shared_bytes=shared_bytes,
+        merge=_merge(spec, constants),
+        merged_splits=MERGED_SPLITS,
+        times=work_times(ARCHITECTURE),
+    )
 
 
 def _v_pieces(dim: int, name: str) -> tuple[tuple[VPiece, ...], dict[str, int]]:

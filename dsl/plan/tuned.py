@@ -9,21 +9,41 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from dsl.resources import tuning_folder
 from dsl.spec import ITEMSIZE, Spec
 
 
+@dataclass(frozen=True, slots=True)
+class WorkTimes:
+    """What a persistent kernel shares out its work by, in units of a turn of all its warpgroups.
+
+    `turn` and `item` have a number for each count of warpgroups that have rows: a turn of theirs, and what a tile of
+    queries takes beside its turns. `merge` is what merging splits takes.
+    """
+
+    turn: tuple[float, ...]
+    item: tuple[float, ...]
+    merge: float
+
+
 @functools.cache
-def _entries(architecture: str) -> tuple[Mapping[str, Any], ...]:
+def _data(architecture: str) -> Mapping[str, Any]:
     path = tuning_folder() / f"{architecture}.json"
-    return tuple(json.loads(path.read_text(encoding="utf-8"))["entries"]) if path.is_file() else ()
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"entries": []}
+
+
+def work_times(architecture: str) -> WorkTimes:
+    """The measured times of an architecture. Raises KeyError where none were measured."""
+    times = _data(architecture)["work_times"]
+    return WorkTimes(tuple(times["turn"]), tuple(times["item"]), times["merge"])
 
 
 def tuned(spec: Spec, architecture: str) -> Mapping[str, int] | None:
     """The measured tiles and launch options for a block: its constants, `num_warps` and `num_stages`; None if none."""
-    for entry in _entries(architecture):
+    for entry in _data(architecture)["entries"]:
         if (
             entry["family"] == spec.family
             and entry["itemsize"] == ITEMSIZE[spec.dtype]
