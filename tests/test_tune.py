@@ -23,7 +23,7 @@ from dsl.plan import plan_module
 from dsl.source import Source
 from dsl.spec import SpecFile
 from tests.bench_fakes import MACHINE, PREFILL, WORKLOAD, FakeClock, attend, file_of, job_of
-from tests.conftest import DECODE, SPECS, run_attnspec
+from tests.conftest import DECODE, ROOT, SPECS, run_attnspec
 
 
 def tunable(file: SpecFile, clock: FakeClock, seconds: Callable[[dict[str, int]], float | Exception | None]) -> Job:
@@ -124,7 +124,7 @@ def test_only_portable_kernels_are_tuned(tmp_path: Path, monkeypatch: pytest.Mon
         return ()
 
     monkeypatch.setattr("dsl.bench.tune.tune_jobs", watched)
-    tune_files([SPECS / "prefill.attn"], tmp_path / "sm90.json", clock=FakeClock())
+    tune_files([ROOT / "specs" / "prefill.attn"], tmp_path / "sm90.json", clock=FakeClock())
     assert seen and not any(hasattr(job.module, "_plan_tiles") for job in seen)
 
 
