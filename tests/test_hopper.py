@@ -123,14 +123,22 @@ def test_items_are_tiles_and_splits_and_spare_slots(q_tokens: int, num_seqs: int
     assert work.num_splits == 1 or work.num_splits <= module._SPLITS[-1]
 
 
-def test_tensor_maps_are_made_once(monkeypatch: pytest.MonkeyPatch):
+def test_tensor_maps_are_made_once_for_the_same_memory():
     module = load(ROOT / "generated" / "prefill.py")
-    tensor = torch.zeros(20, 16, 72, dtype=torch.bfloat16)
-    first = module._tensor_map(tensor, 0, 1, (64, 1, 64))
-    assert module._tensor_map(tensor, 0, 1, (64, 1, 64)) is first
-    assert module._tensor_map(tensor[1:], 0, 1, (64, 1, 64)) is not first
-    assert module._tensor_map(tensor, 0, 1, (128, 1, 64)) is not first
-    assert not any(isinstance(value, torch.Tensor) for value in vars(first).values())
+    block, axes = module._bf16_16_72_block, ((0, 1),) * 3
+    q, k, v = (torch.zeros(20, 16, 72, dtype=torch.bfloat16) for _ in "qkv")
+    first = module._tensor_maps(block, (q, k, v), axes)
+    assert module._tensor_maps(block, (q, k, v), axes) is first
+    assert first.keys() == block.hopper_boxes.keys()
+    assert [first[name].base.data_ptr() for name in ("q_map_0", "k_map_1", "v_map")] == [
+        t.data_ptr() for t in (q, k, v)
+    ]
+    for changed in ((q[1:], k, v), (q, k[:19], v), (q, k, torch.zeros(20, 16, 80, dtype=torch.bfloat16)[:, :, :72])):
+        assert module._tensor_maps(block, changed, axes) is not first
+    # A map keeps no tensor alive.
+    assert not any(isinstance(value, torch.Tensor) for made in first.values() for value in vars(made).values())
+    module._tensor_maps_made.update({number: {} for number in range(4096)})
+    assert module._tensor_maps(block, (q[2:], k, v), axes) and len(module._tensor_maps_made) == 1
 
 
 def test_the_launcher_takes_it_where_it_runs(monkeypatch: pytest.MonkeyPatch):
