@@ -31,7 +31,7 @@ def emit(text: str, path: str | Path, *, force: bool = False) -> Literal["writte
         return "unchanged"
     if present is not None and not force:
         _refuse_foreign(present, path)
-    replace_file(Path(os.path.realpath(path)), text)
+    replace_file(path, text)
     _remove_bytecode(path)
     return "written"
 
@@ -63,16 +63,21 @@ def _refuse_foreign(present: str, path: Path) -> None:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write a file whole or leave it as it was. A new file's mode follows the umask, an old one keeps its own."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    """Write a file whole or leave it as it was. A new file's mode follows the umask, an old one keeps its own.
+
+    A link's target is written, and what is no regular file is refused.
+    """
+    given, path = path, Path(os.path.realpath(path))
+    temporary = path.with_name(f".{secrets.token_hex(8)}")
     try:
+        _refuse_what_is_no_file(path)
         with open(temporary, "x", encoding="utf-8", newline="\n") as file:
             file.write(text)
         if path.exists():
             temporary.chmod(path.stat().st_mode & 0o7777)
         os.replace(temporary, path)
     except OSError as error:
-        error.filename = os.fspath(path)
+        error.filename = os.fspath(given)
         raise
     finally:
         temporary.unlink(missing_ok=True)
@@ -80,14 +85,21 @@ def replace_file(path: Path, text: str) -> None:
 
 def check_writable(path: Path) -> None:
     """Raise now the OSError that `replace_file` would raise later."""
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    given, path = path, Path(os.path.realpath(path))
     try:
+        _refuse_what_is_no_file(path)
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
-        error.filename = os.fspath(path)
+        error.filename = os.fspath(given)
         raise
+
+
+def _refuse_what_is_no_file(path: Path) -> None:
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "is not a regular file", os.fspath(path))
 
 
 def _remove_bytecode(path: Path) -> None:

@@ -404,7 +404,8 @@ def test_bench_reads_a_spec_on_stdin(folder: Path, clock: None):
         (("--peers", "fa4"), "error: fa4: no module flash_attn"),
         (("--fa3", "nowhere.so"), "error: fa3: nowhere.so cannot be loaded"),
         (("--plot", "absent/plot.svg"), "error: absent/plot.svg: no such file or directory\n"),
-        (("--plot", "."), "error: .: is a directory\n"),
+        (("--plot", "folder.svg"), "error: folder.svg: is a directory\n"),
+        (("--plot", "spec.attn"), "error: spec.attn: --plot draws SVG, and writes files whose names end in .svg\n"),
     ],
 )
 def test_bench_refuses_what_it_cannot_do(
@@ -412,6 +413,7 @@ def test_bench_refuses_what_it_cannot_do(
 ):
     monkeypatch.setitem(sys.modules, "flash_attn", None)
     (folder / "packed.attn").write_text(PACKED)
+    (folder / "folder.svg").mkdir()
     monkeypatch.setattr("dsl.bench.bench_files", lambda *_, **__: pytest.fail("timed"), raising=False)
     refused = run("bench", "packed.attn", *options)
     assert refused.exit_code == Exit.COULD_NOT_ASK
@@ -485,3 +487,25 @@ def test_tune_answers_in_json_why_it_did_nothing(folder: Path, clock: None):
         "error": "nothing to tune: no block that was asked for has a workload",
     }
     assert not (folder / "new.json").exists()
+
+
+@pytest.mark.parametrize("command", [("verify",), ("check",), ("build", "--name", "q.attn"), ("bench",), ("tune",)])
+def test_stdin_is_read_once(command: tuple[str, ...], folder: Path):
+    refused = run(*command, "-", "-")
+    assert refused.exit_code == Exit.COULD_NOT_ASK and "stdin (`-`) can be read once" in refused.stderr
+    assert not (folder / "generated" / "q.py").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--only", "nobody"), "no block or dispatch has the name nobody"),
+        (("-o", "nowhere"), "nowhere/packed.py: no such module"),
+    ],
+)
+def test_verify_of_what_does_not_exist_could_not_be_asked(options: tuple[str, str], said: str, folder: Path):
+    (folder / "packed.attn").write_text(PACKED)
+    refused = run("verify", "packed.attn", *options)
+    assert refused.exit_code == Exit.COULD_NOT_ASK and refused.stderr == f"error: {said}\n"
+    told = json.loads(run("verify", "packed.attn", *options, "--json").stdout)
+    assert told["error"] == said and told["passed"] is False

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dsl.emit import EmitError, compare, emit
+from dsl.emit import EmitError, check_writable, compare, emit, replace_file
 from dsl.header import header_lines, is_edited, is_generated, split_header
 from tests.conftest import run_python
 
@@ -169,3 +169,21 @@ def test_compare(path: Path):
     path.write_text("no line end")
     diff = compare(text, path)
     assert diff is not None and "\\ No newline at end of file\n" in diff
+
+
+def test_what_is_no_regular_file_is_refused(tmp_path: Path):
+    pipe = tmp_path / "pipe.svg"
+    os.mkfifo(pipe)
+    for refuse in (check_writable, lambda path: replace_file(path, "text")):
+        with pytest.raises(OSError, match="is not a regular file"):
+            refuse(pipe)
+    assert pipe.is_fifo() and [path.name for path in tmp_path.iterdir()] == ["pipe.svg"]
+
+
+def test_the_longest_name_is_written(tmp_path: Path):
+    path = tmp_path / f"{'a' * 251}.svg"
+    check_writable(path)
+    replace_file(path, "text")
+    assert path.read_text() == "text"
+    with pytest.raises(OSError, match="File name too long"):
+        check_writable(tmp_path / f"{'a' * 252}.svg")

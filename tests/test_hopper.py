@@ -148,13 +148,25 @@ def test_the_launcher_takes_it_where_it_runs(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "_INTERPRETED", False)
     monkeypatch.setattr(module, "_architecture", lambda device: (chip.name, 132))
     q, k, v = (torch.empty(20, 16, 72, dtype=torch.bfloat16) for _ in "qkv")
-    assert module._target(block, q, k, v, 8) == "hopper"
-    assert module._target(block, q, k, v, 1) == "portable"
-    assert module._target(block, q, k[:0], v[:0], 8) == "portable"
-    assert module._target(block, q, k[:1].expand(20, -1, -1), v, 8) == "portable"
-    assert module._target(block._replace(hopper=None), q, k, v, 8) == "portable"
+    assert module._target(block, q, k, v, 1, 8) == "hopper"
+    assert module._target(block, q, k, v, 1, 1) == "portable"
+    assert module._target(block, q, k[:0], v[:0], 1, 8) == "portable"
+    assert module._target(block, q, k[:1].expand(20, -1, -1), v, 1, 8) == "portable"
+    assert module._target(block, q, k, v, 2**24, 8) == "portable"
+    assert module._target(block._replace(hopper=None), q, k, v, 1, 8) == "portable"
     monkeypatch.setattr(module, "_TRITON", (3, 5))
-    assert module._target(block, q, k, v, 8) == "portable"
+    assert module._target(block, q, k, v, 1, 8) == "portable"
     monkeypatch.setattr(module, "_TRITON", (3, 6))
     chip.name = "sm100"
-    assert module._target(block, q, k, v, 8) == "portable"
+    assert module._target(block, q, k, v, 1, 8) == "portable"
+
+
+def test_more_tokens_than_one_launch_takes() -> None:
+    """Their numbers would leave 32 bits."""
+    module = load(ROOT / "generated" / "prefill.py")
+    token = torch.zeros(72, dtype=torch.bfloat16)
+    few, many = token.expand(3, 16, 72), token.expand(2**30 + 1, 16, 72)
+    cu_seqlens = torch.tensor([0, 3])
+    for tensors in ((many, few, few), (few, many, many)):
+        with pytest.raises(ValueError, match="1073741825 packed tokens, at most 1073741824 in one launch"):
+            module.attention_forward.reference(*tensors, cu_seqlens, cu_seqlens)

@@ -46,6 +46,7 @@ EXTRAS = {
     "sink": "param sinks[head] : fp32  sink = sinks[h]  score = softcap(score, 30)  lse = true",
     "documents": "param doc[kv_token] : int32  mask = doc[kv_token] == doc[kv_len - 1]  lse = true",
     "no scale": "scale = 0.0",
+    "tiny scale": "scale = 0.0001  dtype = fp16",
     "two sizes": "head_dim = 24 / 8  dtype = fp32  mask = causal  score = score - alibi(h) * abs(q - kv)",
 }
 

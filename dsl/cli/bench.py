@@ -14,6 +14,7 @@ import click
 from dsl.cli.console import note, result, table, wants_color
 from dsl.cli.exits import Exit
 from dsl.cli.measuring import Answer, json_option, name_option, only_option, specs_argument
+from dsl.cli.outcome import in_words
 from dsl.source import Source
 
 if TYPE_CHECKING:
@@ -89,6 +90,8 @@ def _bench(answer: Answer, sources: list[Source], wish: _Wish) -> Exit:
     from dsl.bench.peers import PeerError
     from dsl.emit import check_writable
 
+    if wish.plot is not None and wish.plot.suffix != ".svg":
+        return answer.refuse(f"{wish.plot}: --plot draws SVG, and writes files whose names end in .svg")
     try:
         if wish.plot is not None:
             check_writable(wish.plot)
@@ -99,9 +102,9 @@ def _bench(answer: Answer, sources: list[Source], wish: _Wish) -> Exit:
         return answer.refuse(error)
     if not report.rows:
         return answer.refuse("nothing to time")
-    if wish.plot is not None:
-        _draw(report, wish.plot)
     _print(report, answer.as_json)
+    if wish.plot is not None and not _draws(report, wish.plot):
+        return Exit.COULD_NOT_ASK
     return Exit.YES if report.passed else Exit.NO
 
 
@@ -118,11 +121,17 @@ def _timed(sources: list[Source], wish: _Wish, watched: bool) -> Report:
     return bench_files(sources, only=wish.only or None, progress=_show if watched else None, clock=clock, peers=peers)
 
 
-def _draw(report: Report, path: Path) -> None:
+def _draws(report: Report, path: Path) -> bool:
+    """Draw the report, which is printed already: a disk that fills up costs the picture alone."""
     from dsl.bench.plot import plot_svg
     from dsl.emit import replace_file
 
-    replace_file(path, plot_svg(report))
+    try:
+        replace_file(path, plot_svg(report))
+    except OSError as error:
+        note(f"error: {in_words(error, str(path))}")
+        return False
+    return True
 
 
 def _show(row: Row) -> None:

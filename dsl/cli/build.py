@@ -10,7 +10,7 @@ import click
 
 from dsl.cli.console import colored_diff, json_result, result
 from dsl.cli.exits import Exit
-from dsl.cli.outcome import attempt, read_spec
+from dsl.cli.outcome import attempt, read_spec, refuse_stdin_twice
 from dsl.emit import compare, emit
 from dsl.pipeline import NameRefused, generate, module_name
 
@@ -75,6 +75,7 @@ def build(
     """
     if ("-" in specs) != (name is not None):
         raise click.UsageError("a spec on stdin (`-`) and --name go together")
+    refuse_stdin_twice(specs)
     _known(targets)
     builder = Builder(
         Path(output), targets or None, check or show_diff, force, f"{(name or '').removesuffix('.attn')}.attn"

@@ -8,7 +8,7 @@ import click
 
 from dsl.cli.console import json_result, note, result, wants_color
 from dsl.cli.exits import Exit
-from dsl.cli.outcome import attempt, read_spec, rendered
+from dsl.cli.outcome import attempt, read_spec, refuse_stdin_twice, rendered
 from dsl.diagnostics import Form
 
 
@@ -36,6 +36,7 @@ def check(context: click.Context, specs: tuple[str, ...], form: Form) -> None:
 
     What no plan target could compute is reported too. `-` reads stdin.
     """
+    refuse_stdin_twice(specs)
     worst = Exit.YES
     records: list[dict[str, object]] = []
     for spec in specs:

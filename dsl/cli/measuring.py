@@ -9,7 +9,7 @@ import click
 
 from dsl.cli.console import json_result, note
 from dsl.cli.exits import Exit
-from dsl.cli.outcome import attempt, checked_spec, gravest, in_words
+from dsl.cli.outcome import attempt, checked_spec, gravest, in_words, refuse_stdin_twice
 from dsl.source import Source
 
 specs_argument = click.argument("specs", nargs=-1, required=True, metavar="SPEC...")
@@ -44,8 +44,7 @@ class Answer:
 
     def sources(self, context: click.Context, specs: tuple[str, ...], name: str) -> list[Source]:
         """The specs, or the end of the command where one of them cannot be planned."""
-        if specs.count("-") > 1:
-            raise click.UsageError("stdin (`-`) can be read once")
+        refuse_stdin_twice(specs)
         outcomes = [attempt(spec, lambda path: checked_spec(path, name)) for spec in specs]
         if (worst := gravest(outcomes)) != Exit.YES:
             if self.as_json:

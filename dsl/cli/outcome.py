@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+import click
 
 from dsl.cli.console import note, wants_color
 from dsl.cli.exits import Exit
@@ -68,7 +71,15 @@ def gravest(outcomes: Iterable[Outcome[Value]]) -> Exit:
 
 def read_spec(path: str, stdin_name: str = "<stdin>") -> Source:
     """Read a spec file, or stdin for `-`. Raises OSError or SpecError."""
+    if path == "-" and sys.stdin is None:
+        raise OSError(errno.EBADF, "is closed", "stdin")
     return decode_source(stdin_name, sys.stdin.buffer.read()) if path == "-" else read_source(path)
+
+
+def refuse_stdin_twice(specs: Iterable[str]) -> None:
+    """Raises UsageError where more than one spec is `-`."""
+    if sum(spec == "-" for spec in specs) > 1:
+        raise click.UsageError("stdin (`-`) can be read once")
 
 
 def checked_spec(path: str, stdin_name: str) -> Source:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Literal
 
 import click
 
 from dsl.cli.console import json_result, note, result, table, wants_color
 from dsl.cli.exits import Exit
-from dsl.cli.outcome import attempt, gravest, read_spec
+from dsl.cli.outcome import attempt, gravest, read_spec, refuse_stdin_twice
 from dsl.pipeline import module_name
 from dsl.source import Source
 
@@ -49,6 +50,7 @@ def verify(
     Builds every SPEC, a file or `-` for stdin, and runs each of its functions beside a dense reference in float64;
     without a GPU, in Triton's interpreter.
     """
+    refuse_stdin_twice(specs)
     outcomes = [attempt(spec, lambda spec: _checked(spec, name)) for spec in specs]
     if gravest(outcomes) != Exit.YES:
         if as_json:
@@ -58,11 +60,13 @@ def verify(
             for outcome in outcomes:
                 outcome.show_trouble()
         context.exit(gravest(outcomes))
-    if device == "cuda" and not _has_gpu():
+    sources = [outcome.value for outcome in outcomes if outcome.value is not None]
+    obstacle = _NO_GPU if device == "cuda" and not _has_gpu() else _obstacle(sources, output, only)
+    if obstacle is not None:
         if as_json:
-            json_result("verify", passed=False, rows=[], error=_NO_GPU)
+            json_result("verify", passed=False, rows=[], error=obstacle)
         else:
-            note(f"error: {_NO_GPU}")
+            note(f"error: {obstacle}")
         context.exit(Exit.COULD_NOT_ASK)
 
     from dsl.verify.report import Row
@@ -72,7 +76,6 @@ def verify(
         note(f"{'ok' if row.passed else 'FAILED':6} {row.function}, {row.case} ({row.seconds:.1f} s)")
 
     watched = not as_json and sys.stderr.isatty()
-    sources = [outcome.value for outcome in outcomes if outcome.value is not None]
     report = verify_files(
         sources, device=device, output_dir=output, progress=show if watched else None, only=only or None
     )
@@ -90,6 +93,19 @@ def verify(
             note("error: nothing to verify under that name")
         context.exit(Exit.COULD_NOT_ASK)
     context.exit(Exit.YES if report.passed else Exit.NO)
+
+
+def _obstacle(sources: list[Source], output: str | None, only: tuple[str, ...]) -> str | None:
+    """What of the question does not exist: a name, or a module."""
+    from dsl.check import load_spec
+
+    files = [load_spec(source) for source in sources]
+    known = {item.name for file in files for item in (*file.attentions, *file.dispatches)}
+    if unknown := [name for name in only if name not in known]:
+        return f"no block or dispatch has the name {' or '.join(unknown)}"
+    modules = [] if output is None else [Path(output) / f"{module_name(source.name)}.py" for source in sources]
+    missing = next((module for module in modules if not module.is_file()), None)
+    return None if missing is None else f"{missing}: no such module"
 
 
 def _has_gpu() -> bool:

@@ -22,6 +22,8 @@ _KEY_AXES = {
     "packed": ("kv_token", "kv_head", "dim"),
     "batched": ("seq", "kv_token", "kv_head", "dim"),
 }
+_MOST_LOGITS = 1e3
+"""What a query is multiplied by at most: with a tiny scale, large scores would need numbers beyond the dtype."""
 _SPARE_ROWS = (3, 2)
 """Rows before the first and after the last packed sequence that no sequence owns."""
 
@@ -208,7 +210,7 @@ class _Maker:
         if self.adversity.logits is not None:
             usual = spec.head_dim_qk**-0.5
             scale = spec.scale if isinstance(spec.scale, float) and spec.scale else usual
-            query *= self.adversity.logits * usual / scale
+            query *= max(-_MOST_LOGITS, min(self.adversity.logits * usual / scale, _MOST_LOGITS))
         return query
 
     def _keys(self, name: str) -> torch.Tensor:
