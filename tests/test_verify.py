@@ -46,7 +46,6 @@ EXTRAS = {
     "sink": "param sinks[head] : fp32  sink = sinks[h]  score = softcap(score, 30)  lse = true",
     "documents": "param doc[kv_token] : int32  mask = doc[kv_token] == doc[kv_len - 1]  lse = true",
     "no scale": "scale = 0.0",
-    "tiny scale": "scale = 0.0001  dtype = fp16",
     "two sizes": "head_dim = 24 / 8  dtype = fp32  mask = causal  score = score - alibi(h) * abs(q - kv)",
 }
 
@@ -270,6 +269,14 @@ def test_a_run_reports_every_row_and_does_not_pass_a_wrong_module(tmp_path: Path
     assert fields["not_run"] and fields["rows"][0]["lse_error"] == "inf"
     assert report.table().row_count == len(report.rows)
     assert "the error is 1.0e+00, over 3.0e-03" in str(report.rows[0].problem)
+
+
+def test_large_scores_of_a_tiny_scale_stay_in_the_dtype() -> None:
+    (spec,) = file_of(
+        "attention f { query = packed  kv = packed  dtype = fp16  heads = 1  head_dim = 8  scale = 0.0001 }"
+    ).attentions
+    inputs = make_inputs(spec, Case((9,), (40,)), adversity=Adversity(logits=40.0))
+    assert inputs["q"].isfinite().all() and inputs["q"].abs().max() > 100
 
 
 def test_a_process_that_dies_is_a_row(tmp_path: Path) -> None:
