@@ -58,7 +58,7 @@ def test_a_build_may_leave_it_out():
 
 DEFAULT_DIMS, OTHER_DIMS = ("72", "128"), ("8", "40", "64", "80", "96", "112", "136", "192", "200", "256", "192 / 128")
 MOST_SPILLS = 128
-"""Bytes that a thread may keep in memory beyond 128 columns of values, once a tile and never in a loop."""
+"""Bytes that a thread may keep in memory where values have more than 128 columns."""
 
 
 @pytest.mark.compile

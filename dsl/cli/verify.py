@@ -11,21 +11,11 @@ import click
 
 from dsl.cli.console import json_result, note, result, table, wants_color
 from dsl.cli.exits import Exit
-from dsl.cli.outcome import attempt, gravest, read_spec, refuse_stdin_twice
+from dsl.cli.outcome import attempt, checked_spec, gravest, refuse_stdin_twice
 from dsl.pipeline import module_name
 from dsl.source import Source
 
 _NO_GPU = "no GPU; --device cpu runs the kernels in Triton's interpreter"
-
-
-def _checked(spec: str, stdin_name: str) -> Source:
-    from dsl.check import load_spec
-    from dsl.plan import plan_module
-
-    source = read_spec(spec, stdin_name)
-    module_name(source.name)
-    plan_module(load_spec(source))
-    return source
 
 
 @click.command()
@@ -51,7 +41,7 @@ def verify(
     without a GPU, in Triton's interpreter.
     """
     refuse_stdin_twice(specs)
-    outcomes = [attempt(spec, lambda spec: _checked(spec, name)) for spec in specs]
+    outcomes = [attempt(spec, lambda spec: checked_spec(spec, name)) for spec in specs]
     if gravest(outcomes) != Exit.YES:
         if as_json:
             files = [{"spec": spec, **outcome.trouble_fields()} for spec, outcome in zip(specs, outcomes, strict=True)]
@@ -97,11 +87,9 @@ def verify(
 
 def _obstacle(sources: list[Source], output: str | None, only: tuple[str, ...]) -> str | None:
     """What of the question does not exist: a name, or a module."""
-    from dsl.check import load_spec
+    from dsl.verify.runner import unknown_names
 
-    files = [load_spec(source) for source in sources]
-    known = {item.name for file in files for item in (*file.attentions, *file.dispatches)}
-    if unknown := [name for name in only if name not in known]:
+    if unknown := unknown_names(sources, only):
         return f"no block or dispatch has the name {' or '.join(unknown)}"
     modules = [] if output is None else [Path(output) / f"{module_name(source.name)}.py" for source in sources]
     missing = next((module for module in modules if not module.is_file()), None)

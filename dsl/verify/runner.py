@@ -41,7 +41,9 @@ def verify_files(
     """
     where = _find_device() if device == "auto" else device
     sources = [spec if isinstance(spec, Source) else read_source(spec) for spec in specs]
-    rows = [] if only is None else _unknown_names(sources, only)
+    problem = "no block or dispatch has that name"
+    unknown = unknown_names(sources, only or ())
+    rows = [Row("", name, "", "", "", passed=False, seconds=0.0, problem=problem) for name in unknown]
     with tempfile.TemporaryDirectory() as folder:
         modules = [
             build_source(source, Path(folder) / str(place))
@@ -58,12 +60,11 @@ def verify_files(
     return Report("cpu (Triton's interpreter)" if is_cpu else where, tuple(rows), _NOT_RUN_ON_CPU if is_cpu else ())
 
 
-def _unknown_names(sources: Sequence[Source], only: Collection[str]) -> list[Row]:
-    """A failed row for each wanted name that no file has."""
+def unknown_names(sources: Sequence[Source], only: Collection[str]) -> list[str]:
+    """Those of the wanted names that no file has."""
     files = [load_spec(source) for source in sources]
     known = {item.name for file in files for item in (*file.attentions, *file.dispatches)}
-    problem = "no block or dispatch has that name"
-    return [Row("", name, "", "", "", passed=False, seconds=0.0, problem=problem) for name in only if name not in known]
+    return [name for name in only if name not in known]
 
 
 def _find_device() -> Literal["cpu", "cuda"]:
