@@ -83,6 +83,11 @@ class HopperKernel(KernelPlan):
         return tuple(range(self.consumer_count))
 
     @property
+    def accs(self) -> str:
+        """The pieces of the result."""
+        return ", ".join(f"acc{piece.suffix}" for piece in self.v_pieces)
+
+    @property
     def running_max(self) -> str:
         return str(not self.speculative)
 
