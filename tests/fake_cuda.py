@@ -1,13 +1,11 @@
-"""A CUDA driver without a GPU: Triton compiles for sm90 and launches CPU tensors, and the launches are only remembered."""
+"""A CUDA driver without a GPU: Triton compiles for sm90, and launches of CPU tensors are only remembered."""
 
 from __future__ import annotations
 
 import ctypes
-import os
 import re
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,29 +91,27 @@ def parameter_sizes(signature: Any) -> Iterator[int]:
             yield 8 if word.startswith("*") else SIZES[word]
 
 
-@contextmanager
-def fake_cuda(folder: Path) -> Iterator[FakeDriver]:
-    """Make the fake driver Triton's. It takes the place of the real one, so it is for machines that have none."""
+def fake_cuda(folder: Path) -> FakeDriver:
+    """Make the fake driver Triton's, for good: kernels are unloaded through it whenever they go.
+
+    It takes the place of the real one, so it is for machines that have none.
+    """
     import triton.backends.nvidia.driver as nvidia
 
-    library = build_library(folder)
-    os.environ["TRITON_LIBCUDA_PATH"] = str(folder)
-    driver = FakeDriver(library, None, nvidia)
-    try:
-        triton.runtime.driver._active = driver  # `set_active` asks for no more, but its type does
-        driver.utils = nvidia.CudaUtils()
-        yield driver
-    finally:
-        triton.runtime.driver._active = None
-        del os.environ["TRITON_LIBCUDA_PATH"]
+    driver = FakeDriver(build_library(folder), None, nvidia)
+    triton.runtime.driver._active = driver  # pyright: ignore[reportAttributeAccessIssue]
+    triton.knobs.nvidia.libcuda_path = str(folder)
+    driver.utils = nvidia.CudaUtils()
+    return driver
 
 
 def build_library(folder: Path) -> ctypes.CDLL:
     """The library that Triton finds as libcuda.so.1, with a function that does nothing for each that it may look up."""
     source = Path(__file__).with_name("fake_cuda.c").read_text()
     base = Path(triton.__file__).parent / "backends" / "nvidia"
-    wanted = {name for file in ("driver.c", "driver.py") for name in re.findall(r"\bcu[A-Z]\w+", (base / file).read_text())}
-    missing = sorted(name for name in wanted if f" {name}(" not in source and re.search(rf"\bCUDAAPI {name}\(", header(base)))
+    text = "".join((base / file).read_text() for file in ("driver.c", "driver.py"))
+    known = set(re.findall(r"\bCUDAAPI (cu\w+)\(", (base / "include" / "cuda.h").read_text()))
+    missing = sorted(name for name in known.intersection(re.findall(r"\bcu\w+", text)) if f" {name}(" not in source)
     stubs = "\n".join(f"NOTHING(stub_{name})" for name in missing)
     aliases = "\n".join(f'__asm__(".globl {name}\\n.set {name}, stub_{name}");' for name in missing)
     file, target = folder / "fake_cuda.c", folder / "libcuda.so.1"
@@ -123,7 +119,3 @@ def build_library(folder: Path) -> ctypes.CDLL:
     command = ["gcc", "-shared", "-fPIC", "-w", f"-I{base / 'include'}", "-Wl,-soname,libcuda.so.1", "-o", target, file]
     subprocess.run(command, check=True)
     return ctypes.CDLL(str(target), mode=ctypes.RTLD_GLOBAL)
-
-
-def header(base: Path) -> str:
-    return (base / "include" / "cuda.h").read_text()
