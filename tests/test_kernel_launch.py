@@ -81,6 +81,10 @@ class Watched:
     def entry(self, name: str) -> Any:
         return getattr(self.module, f"_{name}_entry")
 
+    def forget(self, name: str) -> None:
+        self.entry(name).calls.clear()
+        self.entry(name).last = None
+
 
 @pytest.fixture
 def watched(built: Path, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
@@ -112,7 +116,7 @@ def test_a_repeated_call_launches_what_triton_would(watched: Watched, name: str,
     assert watched(name, **first, workspace=workspace) == (made, 0)
     repeated, by_triton = watched(name, **second, workspace=other)
     assert by_triton == 0
-    watched.entry(name).calls.clear()
+    watched.forget(name)
     assert watched(name, **second, workspace=other) == (repeated, kernels)
     assert repeated != made
 
@@ -237,6 +241,16 @@ def test_another_kind_of_tensor_is_another_call(watched: Watched, change: str) -
     assert by_triton == 1
     assert watched("whole", **changed) == (launched, 0)
     assert watched("whole", **arguments)[1] == 0
+
+
+def test_inference_mode_changes_nothing(watched: Watched) -> None:
+    arguments = example("whole")
+    launched, _ = watched("whole", **arguments)
+    for mode in (True, False, True):
+        with torch.inference_mode(mode):
+            for _ in range(3):
+                assert watched("whole", **arguments) == (launched, 0)
+            assert watched.entry("whole").last.guards.check(*arguments.values())
 
 
 def test_a_dispatch_chooses_anew(watched: Watched) -> None:
