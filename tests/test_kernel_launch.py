@@ -250,7 +250,7 @@ def test_inference_mode_changes_nothing(watched: Watched) -> None:
         with torch.inference_mode(mode):
             for _ in range(3):
                 assert watched("whole", **arguments) == (launched, 0)
-            assert watched.entry("whole").last.guards.check(*arguments.values())
+            assert watched.entry("whole").last.fits(*arguments.values())
 
 
 def test_a_dispatch_chooses_anew(watched: Watched) -> None:
