@@ -363,7 +363,7 @@ def test_what_lies_beside_out_is_left_alone(module: ModuleType, name: str) -> No
 
 def variants(module: ModuleType) -> dict[str, int]:
     """How many times each kernel of a module has been compiled."""
-    kernels = {name: getattr(module, name) for name in dir(module) if name.startswith("_") and "_kernel" in name}
+    kernels = {name: value for name, value in vars(module).items() if hasattr(value, "device_caches")}
     return {name: sum(len(cached[0]) for cached in kernel.device_caches.values()) for name, kernel in kernels.items()}
 
 
