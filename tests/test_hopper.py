@@ -116,7 +116,14 @@ def test_items_are_tiles_and_splits_and_spare_slots(q_tokens: int, num_seqs: int
     monkeypatch.setattr(module, "_architecture", lambda device: ("sm90", 132))
     block = module._bf16_16_72_block
     work = module._share_out(block, q_tokens, q_tokens, num_seqs, torch.device("cpu"))
-    assert work.whole_tiles + work.split_tiles == work.slots * block.heads
+    tiles = work.whole_tiles + work.split_tiles
+    run = work.head_slots * block.heads
+    slots = [
+        (tile % run // work.head_slots, tile // run * work.head_slots + tile % work.head_slots) for tile in range(tiles)
+    ]
+    assert len(set(slots)) == tiles
+    assert set(slots) >= {(head, slot) for head in range(block.heads) for slot in range(work.slots)}
+    assert tiles < (work.slots + work.head_slots) * block.heads
     assert work.items == work.whole_tiles + work.split_tiles * work.num_splits + 2 * block.heads
     assert work.programs == min(work.items, 132)
     assert work.slots + 2 >= -(-q_tokens // (64 * work.height)) + num_seqs + 1 or work.slots == 1

@@ -83,6 +83,11 @@ class HopperKernel(KernelPlan):
         return tuple(range(self.consumer_count))
 
     @property
+    def accs(self) -> str:
+        """The pieces of the result."""
+        return ", ".join(f"acc{piece.suffix}" for piece in self.v_pieces)
+
+    @property
     def running_max(self) -> str:
         return str(not self.speculative)
 
@@ -134,7 +139,7 @@ class MergeKernel(KernelPlan):
     lse: bool
 
 
-WORK = ("height", "slots", "items", "whole_tiles", "num_splits")
+WORK = ("height", "slots", "head_slots", "items", "whole_tiles", "num_splits")
 """How the tiles of all heads are handed out to programs."""
 
 
@@ -298,6 +303,7 @@ def _shared_bytes(
 def _merge(spec: Spec, constants: dict[str, int | float]) -> MergePlan:
     """The kernel that merges the splits of a tile of queries."""
     numbers = {
+        "HEADS": spec.heads,
         "HEAD_DIM": spec.head_dim_v,
         "DIM_PADDED": next_power_of_two(spec.head_dim_v),
         "ALIGNMENT": 16 // ITEMSIZE[spec.dtype],
@@ -305,7 +311,7 @@ def _merge(spec: Spec, constants: dict[str, int | float]) -> MergePlan:
         "SPLIT_WIDTH": spec.head_dim_v + SPLIT_UNIT,
         "ROWS": MERGE_ROWS,
     }
-    integers = ("slots", "whole_tiles", "num_splits", "stride_out_token", "stride_out_head")
+    integers = ("head_slots", "whole_tiles", "num_splits", "stride_out_token", "stride_out_head")
     integers += ("stride_lse_head", "stride_lse_token") if spec.lse else ()
     arguments = (
         Argument("split_out", "pointer", "fp32", varies=False),
