@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MOST_KERNELS = 64, MOST_PARAMETERS = 128, MOST_LAUNCHES = 64 };
+enum { MOST_KERNELS = 1024, MOST_PARAMETERS = 128, MOST_LAUNCHES = 64 };
 
 typedef struct {
   char name[256];
@@ -22,6 +22,8 @@ int fake_kernel_count, fake_launch_count, fake_encodings;
 
 /* Say which parameters a kernel has; the last kernel of a name counts. */
 int fake_declare(const char *name, int count, const int *sizes) {
+  if (fake_kernel_count == MOST_KERNELS || count > MOST_PARAMETERS)
+    return -1;
   Kernel *kernel = &fake_kernels[fake_kernel_count];
   snprintf(kernel->name, sizeof kernel->name, "%s", name);
   kernel->count = count;
@@ -31,7 +33,7 @@ int fake_declare(const char *name, int count, const int *sizes) {
 
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra) {
   Kernel *kernel = (Kernel *)function;
-  Launch *launch = &fake_launches[fake_launch_count++ % MOST_LAUNCHES];
+  Launch *launch = &fake_launches[__atomic_fetch_add(&fake_launch_count, 1, __ATOMIC_SEQ_CST) % MOST_LAUNCHES];
   memset(launch, 0, sizeof *launch);
   launch->kernel = kernel - fake_kernels;
   launch->stream = (int64_t)config->hStream;

@@ -61,7 +61,8 @@ class FakeDriver:
 
     def launcher_cls(self, src: Any, metadata: Any) -> Any:
         sizes = [*parameter_sizes(src.signature.values()), 8, 8]
-        self.library.fake_declare(metadata.name.encode(), len(sizes), (ctypes.c_int * len(sizes))(*sizes))
+        number = self.library.fake_declare(metadata.name.encode(), len(sizes), (ctypes.c_int * len(sizes))(*sizes))
+        assert number >= 0, "the fake driver has no room for the kernel"
         self.names.append(metadata.name)
         return self.nvidia.CudaLauncher(src, metadata)
 
@@ -78,6 +79,7 @@ class FakeDriver:
             Launched(raw.kernel, raw.stream, tuple(raw.grid), bool(raw.pdl), tuple(raw.parameters[: raw.count - 2]))
             for raw in launches[: count.value]
         ]
+        assert count.value <= len(launches)
         count.value = 0
         return taken
 
