@@ -43,7 +43,7 @@ class Launched:
 class FakeDriver:
     """What Triton asks a driver for. `device` is the current one: -1 is the number of CPU tensors' device."""
 
-    library: ctypes.CDLL
+    library: ctypes.PyDLL
     utils: Any
     nvidia: Any
     device: int = -1
@@ -107,7 +107,7 @@ def fake_cuda(folder: Path) -> FakeDriver:
     return driver
 
 
-def build_library(folder: Path) -> ctypes.CDLL:
+def build_library(folder: Path) -> ctypes.PyDLL:
     """The library that Triton finds as libcuda.so.1, with a function that does nothing for each that it may look up."""
     source = Path(__file__).with_name("fake_cuda.c").read_text()
     base = Path(triton.__file__).parent / "backends" / "nvidia"
@@ -120,4 +120,4 @@ def build_library(folder: Path) -> ctypes.CDLL:
     file.write_text(f"{source}\n{stubs}\n{aliases}\n")
     command = ["gcc", "-shared", "-fPIC", "-w", f"-I{base / 'include'}", "-Wl,-soname,libcuda.so.1", "-o", target, file]
     subprocess.run(command, check=True)
-    return ctypes.CDLL(str(target), mode=ctypes.RTLD_GLOBAL)
+    return ctypes.PyDLL(str(target), mode=ctypes.RTLD_GLOBAL)  # which keeps threads apart
