@@ -12,7 +12,7 @@ import shutil
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -316,7 +316,10 @@ def test_the_same_tensor_twice_is_two_tensors_later(watched: Watched) -> None:
     arguments = example("prefill")
     arguments["cu_seqlens_k"] = arguments["cu_seqlens_q"]
     watched("prefill", **arguments)
+    assert watched("prefill", **arguments)[1] == 0
+    fits = watched.entry("prefill").last.fits
     other = {**arguments, "cu_seqlens_k": arguments["cu_seqlens_q"].clone()}
+    assert fits(*arguments.values()) and not fits(*other.values())
     repeated, by_triton = watched("prefill", **other)
     assert by_triton == 0
     parameters = repeated[0].parameters
@@ -415,6 +418,22 @@ def test_another_triton_is_left_to_itself(
     for _ in range(2):
         assert watched("whole", **arguments)[1] == 1
     assert not watched.entry("whole").calls
+
+
+def test_what_triton_passes_on_an_amd_gpu(watched: Watched) -> None:
+    """Its C function takes other arguments, the stream among them in another place."""
+    amd = pytest.importorskip("triton.backends.amd.driver")
+    launcher = amd.HIPLauncher.__new__(amd.HIPLauncher)
+    zeros = ("global_scratch_size", "global_scratch_align", "profile_scratch_size", "profile_scratch_align")
+    launcher.__dict__.update(dict.fromkeys(zeros, 0), launch_cooperative_grid=False, warp_size=64)
+    launcher.__dict__.update(arg_annotations=[], kernel_signature=b"")
+    source, metadata = SimpleNamespace(signature={0: "*bf16", 1: "i32"}), SimpleNamespace()
+    compiled = SimpleNamespace(run=launcher, function=5, packed_metadata=(4, 1, 0), src=source, metadata=metadata)
+    tensor = torch.empty(3)
+    before, after, packed, passed = watched.module._pass(compiled, (7,), [tensor, 1000])
+    assert before == (False, 7, 1, 1) and after[0] == 5
+    assert passed[0] is tensor and passed[1] == 1000 and len(passed) == 2
+    assert isinstance(packed, bool)
 
 
 def test_the_first_calls_of_threads(watched: Watched, driver: FakeDriver) -> None:
