@@ -430,7 +430,7 @@ def test_what_triton_passes_on_an_amd_gpu(watched: Watched) -> None:
     source, metadata = SimpleNamespace(signature={0: "*bf16", 1: "i32"}), SimpleNamespace()
     compiled = SimpleNamespace(run=launcher, function=5, packed_metadata=(4, 1, 0), src=source, metadata=metadata)
     tensor = torch.empty(3)
-    before, after, packed, passed = watched.module._pass(compiled, (7,), [tensor, 1000])
+    before, after, packed, passed = watched.module._pass(compiled, (7,), [tensor, 1000], 2)
     assert before == (False, 7, 1, 1) and after[0] == 5
     assert passed[0] is tensor and passed[1] == 1000 and len(passed) == 2
     assert isinstance(packed, bool)
