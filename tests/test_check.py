@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import sys
@@ -10,6 +11,7 @@ import pytest
 
 from dsl.check import load_spec
 from dsl.check.fields import FIELDS
+from dsl.check.names import MODULE_NAMES
 from dsl.diagnostics import Form, SpecError, not_utf8, render
 from dsl.expr.scope import BUILT_INS, FUNCTIONS
 from dsl.expr.tree import Binary, Call, Constant, Expression, Index, Name, Unary
@@ -377,7 +379,15 @@ def test_the_reference_names_every_field() -> None:
         assert f"`{name}`" in text or f"`{name}(" in text, name
 
 
-@pytest.mark.parametrize("name", ["name", "torch", "contextlib", "print"])
+def test_imports_of_a_module_are_no_names() -> None:
+    for path in (ROOT / "generated").glob("*.py"):
+        tree = ast.parse(path.read_text("utf-8"))
+        imports = (node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom)))
+        names = {(alias.asname or alias.name).partition(".")[0] for node in imports for alias in node.names}
+        assert names <= MODULE_NAMES
+
+
+@pytest.mark.parametrize("name", ["name", "torch", "contextlib", "operator", "print"])
 def test_names_that_a_module_or_an_operator_library_needs(name: str) -> None:
     text = f"attention {name} {{ query = single kv = paged(block = 16) dtype = bf16 heads = 1 head_dim = 64 }}"
     with pytest.raises(SpecError) as caught:

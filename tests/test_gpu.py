@@ -176,6 +176,71 @@ def test_two_streams_at_once(module: ModuleType) -> None:
             assert_equal(result, wanted)
 
 
+@pytest.mark.parametrize("name", ["decode", "prefill"])
+def test_graphs_of_repeated_calls_live_on(module: ModuleType, name: str) -> None:
+    """Two graphs and calls outside of them, on one stream in turn, each with scratch of its own."""
+    function = getattr(module, name)
+    batches = [batch(name, 3000, 70), batch(name, 1, 2500)]
+    right = [function(**arguments) for arguments in batches]
+    captured: list[Results] = []
+    graphs = [torch.cuda.CUDAGraph() for _ in batches]
+    for graph, arguments in zip(graphs, batches, strict=True):
+        function(**arguments)
+        with torch.cuda.graph(graph):
+            captured.append(function(**arguments))
+    for _ in range(20):
+        for place, graph in enumerate(graphs):
+            for result in captured[place]:
+                result.fill_(float("nan"))
+            graph.replay()
+            assert_equal(function(**batches[1 - place]), right[1 - place])
+            assert_equal(captured[place], right[place])
+
+
+@pytest.mark.parametrize("name", [*DECODES, *PREFILLS])
+def test_a_repeated_call_allocates_nothing(module: ModuleType, name: str) -> None:
+    arguments = batch(name, 100, 2000)
+    outs = [torch.empty_like(result) for result in results(getattr(module, name)(**arguments))]
+    given = {**arguments, **dict(zip(("out", "out_lse"), outs, strict=False))}
+    for _ in range(3):
+        getattr(module, name)(**given)
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    for _ in range(3):
+        getattr(module, name)(**given)
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+
+
+@pytest.mark.parametrize("name", ["decode", "prefill"])
+def test_repeated_calls_follow_their_tensors(module: ModuleType, name: str) -> None:
+    """Launches are repeated with the pointers, and tensor maps, of the call at hand."""
+    for seed in range(4):
+        arguments = batch(name, 300, 300)
+        arguments["query" if name == "decode" else "q"].mul_(seed + 1)
+        assert_right(name, arguments, getattr(module, name)(**arguments))
+
+
+@pytest.mark.skipif("torch.cuda.device_count() < 2")
+@pytest.mark.parametrize("name", ["decode", "prefill"])
+def test_a_device_that_is_not_current(module: ModuleType, name: str) -> None:
+    arguments = batch(name, 100, 2000)
+    right = getattr(module, name)(**arguments)
+    for _ in range(3):
+        there = getattr(module, name)(**{place: tensor.to("cuda:1") for place, tensor in arguments.items()})
+        assert_equal(tuple(result.to("cuda:0") for result in results(there)), right)
+        assert_equal(getattr(module, name)(**arguments), right)
+
+
+def test_threads_on_one_stream(module: ModuleType) -> None:
+    """A call of two kernels may be interrupted by another's between them."""
+    batches = [decode_batch([3200, 7], 200, seed=seed) for seed in range(8)]
+    right = [module.decode(**arguments) for arguments in batches]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda arguments: module.decode(**arguments), batches * 50))
+    synchronize()
+    for place, result in enumerate(found):
+        assert_equal(result, right[place % 8])
+
+
 @pytest.mark.parametrize("name", [*DECODES, *PREFILLS])
 def test_a_call_waits_for_nothing(module: ModuleType, name: str) -> None:
     arguments = batch(name, 100, 2000)
@@ -298,7 +363,7 @@ def test_what_lies_beside_out_is_left_alone(module: ModuleType, name: str) -> No
 
 def variants(module: ModuleType) -> dict[str, int]:
     """How many times each kernel of a module has been compiled."""
-    kernels = {name: getattr(module, name) for name in dir(module) if name.startswith("_") and "_kernel" in name}
+    kernels = {name: value for name, value in vars(module).items() if hasattr(value, "device_caches")}
     return {name: sum(len(cached[0]) for cached in kernel.device_caches.values()) for name, kernel in kernels.items()}
 
 

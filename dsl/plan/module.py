@@ -197,9 +197,9 @@ class FunctionPlan:
         return self.blocks[0].launch
 
     @property
-    def choose(self) -> str:
-        """The printed block of the tensors in scope."""
-        return f"_choose_{self.name}(*tensors)" if self.table else self.blocks[0].record
+    def entry(self) -> str:
+        """The name of the function's record in the module: no helper's name ends like it."""
+        return f"_{self.name}_entry"
 
     @property
     def chooser(self) -> str:
