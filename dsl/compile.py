@@ -159,10 +159,12 @@ def _decode_hopper_launches(block: BlockPlan, paged: DecodeHopperPlan, all_varia
                 paged.kernel, variant, types, constants, True, {"num_warps": 1}, paged.shared_bytes(stages)
             )
     if merge := paged.merge:
-        for chosen in (True, False) if balanced else (False,):
-            constants, options = {**paged.merge_constants, "BALANCED": chosen}, {"num_warps": 4, "launch_pdl": True}
-            variant = f"{name} merge" + (", balanced" if chosen else "")
-            yield Launch(merge, variant, _types(block, merge), constants, True, options, None)
+        for parts, warps in paged.merge_shapes.values():
+            for chosen in (True, False) if balanced else (False,):
+                constants = {**paged.merge_constants, "PARTS": parts, "BALANCED": chosen}
+                options = {"num_warps": warps, "launch_pdl": True}
+                variant = f"{name} merge, {parts} parts" + (", balanced" if chosen else "")
+                yield Launch(merge, variant, _types(block, merge), constants, True, options, None)
     if registers := paged.registers:
         for tokens, warps in registers.shapes.values():
             constants = {**registers.constants, "TOKENS": tokens, "WARPS": warps}

@@ -125,7 +125,20 @@ def _page_box(name: str, tensor: str, layout: Layout, block: int, dim: int, tile
         coordinates.append("kv_head")
     ones = (1,) * len(outer)
     place = {axis: layout.index(axis) for axis in layout}
-    if last.part == "inner" and last.name == "dim":
+    if last.part == "inner" and last.name == "dim" and block == slots and _are_last(layout, dim_axes[0], slot_axes[0]):
+        # The whole page of a KV head makes up one run.
+        run = last.factor
+        row = min(ROW_ELEMENTS, slots * run)
+        axes = ((dim * block // row, row), (row, 1))
+        coordinates += ["0", "0"]
+        box = (padded * block // row, row)
+        dense = ((place[dim_axes[0]], block * run), (place[slot_axes[0]], run))
+        parts = (
+            Part(False, f"{prefix}_PADDED // {run}", padded // run),
+            Part(True, "BOX", slots),
+            Part(False, str(run), run),
+        )
+    elif last.part == "inner" and last.name == "dim":
         # Slots and the inner part of the dimension make up one run.
         run = last.factor
         row = min(ROW_ELEMENTS, slots * run)
@@ -162,7 +175,7 @@ def _page_box(name: str, tensor: str, layout: Layout, block: int, dim: int, tile
             Part(True, "BOX", slots),
             Part(False, f"{name.upper()}_ROW", row),
         )
-    elif block == slots and place[dim_axes[0]] == len(layout) - 2:
+    elif block == slots and _are_last(layout, dim_axes[0]):
         # A page's dimension and slots make up one run.
         row = min(ROW_ELEMENTS, power_of_two_part(dim * block))
         axes = ((dim * block // row, row), (row, 1))
@@ -180,3 +193,8 @@ def _page_box(name: str, tensor: str, layout: Layout, block: int, dim: int, tile
     return PageBox(
         name, tensor, tuple(coordinates), parts, tuple((*outer, *axes)), (*ones, *box), dense, row_elements=row
     )
+
+
+def _are_last(layout: Layout, *axes: Axis) -> bool:
+    """Whether axes stand, in this order, right before the last one."""
+    return layout[-1 - len(axes) : -1] == axes

@@ -30,7 +30,8 @@ SEQS = 128
 """Sequences whose lengths one warp reads at once, where keys are shared out evenly."""
 LEAST_TILES = 4
 """Tiles that are worth a program, where keys are shared out evenly."""
-SPLIT_TILE = 16
+MERGED_ELEMENTS = 8192
+"""Elements that a merge of many parts reads at once."""
 REGISTERS_DIMS = (64, 128, 256)
 STAGES = (1, 2, 3, 4)
 LATE_STAGES = (3, 4)
@@ -56,6 +57,11 @@ class DecodeHopperKernel(KernelPlan):
     values_early: bool
     split: str
     lse: bool
+
+    @property
+    def one_box(self) -> bool:
+        """A tile lies in one page."""
+        return len(self.boxes) == 1
 
     @property
     def values_late(self) -> bool:
@@ -232,6 +238,7 @@ def hopper(spec: Spec, name: str) -> DecodeHopperPlan:
         resident=RESIDENT[early, tile],
         merge=merge,
         merge_constants=merge_constants,
+        merge_shapes=_merge_shapes(spec),
         registers=_registers(spec),
         work=decode_work(ARCHITECTURE),
     )
@@ -249,7 +256,6 @@ def _merge(spec: Spec, tile: int) -> tuple[DecodeMergeKernel, dict[str, int]]:
         "ALIGNMENT": ALIGNMENT,
         "SEQS": SEQS,
         "LEAST_TILES": LEAST_TILES,
-        "SPLIT_TILE": SPLIT_TILE,
     }
     integers = ("num_programs", "part_keys", "num_seqs", "table_width", "stride_seq_lens", "stride_out_seq", "stride_out_head")
     integers += ("stride_lse_seq", "stride_lse_head") if spec.lse else ()
@@ -259,12 +265,19 @@ def _merge(spec: Spec, tile: int) -> tuple[DecodeMergeKernel, dict[str, int]]:
         Argument("out", "pointer", "data", varies=False),
         *((Argument("out_lse", "pointer", "fp32"),) if spec.lse else ()),
         *(Argument(integer, "integer", "int32") for integer in integers),
-        *(Argument(constant, "constant", "") for constant in (*constants, "BALANCED")),
+        *(Argument(constant, "constant", "") for constant in (*constants, "PARTS", "BALANCED")),
     )
     kernel = DecodeMergeKernel(
         name="_decode_hopper_merge_kernel", template=MERGE_TEMPLATE, arguments=arguments, lse=spec.lse
     )
     return kernel, constants
+
+
+def _merge_shapes(spec: Spec) -> dict[str, tuple[int, int]]:
+    """(PARTS, warps) of a merge: one warp for few parts; fixed parts come in fixed sums, whatever the batch."""
+    if spec.split.kind != "auto":
+        return {"fixed": (8, 1)} if spec.split.kind == "fixed" else {}
+    return {"few": (4, 1), "many": (MERGED_ELEMENTS // padded_dim(spec.head_dim_v), 4)}
 
 
 def _registers(spec: Spec) -> RegistersPlan | None:

@@ -153,7 +153,8 @@ class DecodeHopperPlan:
 
     `maps` gives, for each tensor map, its tensor, its axes (an axis of the tensor, or extent and stride), its box, and
     the axes whose strides it takes for granted. A tile of keys and values has `tile_bytes`; the ring has one of so
-    many `stages`, and a processor room for `resident` programs.
+    many `stages`, and a processor room for `resident` programs. `merge_shapes`: parts that a merge reads at once, and
+    its warps.
     """
 
     kernel: KernelPlan
@@ -165,6 +166,7 @@ class DecodeHopperPlan:
     resident: int
     merge: KernelPlan | None
     merge_constants: Mapping[str, int]
+    merge_shapes: Mapping[str, tuple[int, int]]
     registers: RegistersPlan | None
     work: DecodeWork
 
