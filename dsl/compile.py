@@ -155,9 +155,7 @@ def _decode_hopper_launches(block: BlockPlan, paged: DecodeHopperPlan, all_varia
         for chosen in ({"BALANCED": True}, {"BALANCED": False}) if balanced else ({},):
             constants = {**paged.constants, "STAGES": stages, **chosen}
             variant = f"{name} hopper, {stages} stages" + (", balanced" if chosen.get("BALANCED") else "")
-            yield Launch(
-                paged.kernel, variant, types, constants, True, {"num_warps": 1}, paged.shared_bytes(stages)
-            )
+            yield Launch(paged.kernel, variant, types, constants, True, {"num_warps": 1}, paged.shared_bytes(stages))
     if merge := paged.merge:
         for parts, warps in paged.merge_shapes.values():
             for chosen in (True, False) if balanced else (False,):

@@ -190,9 +190,7 @@ def _page_box(name: str, tensor: str, layout: Layout, block: int, dim: int, tile
         box = (padded, slots)
         dense = ()
         parts = (Part(False, f"{prefix}_PADDED", padded), Part(True, "BOX", slots))
-    return PageBox(
-        name, tensor, tuple(coordinates), parts, tuple((*outer, *axes)), (*ones, *box), dense, row_elements=row
-    )
+    return PageBox(name, tensor, tuple(coordinates), parts, (*outer, *axes), (*ones, *box), dense, row_elements=row)
 
 
 def _are_last(layout: Layout, *axes: Axis) -> bool:

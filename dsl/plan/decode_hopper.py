@@ -59,6 +59,11 @@ class DecodeHopperKernel(KernelPlan):
     lse: bool
 
     @property
+    def uses_slot(self) -> bool:
+        """Some box begins at another slot than the first of its page."""
+        return any("slot" in coordinate for coordinate in (*self.k.coordinates, *self.v.coordinates))
+
+    @property
     def one_box(self) -> bool:
         """A tile lies in one page."""
         return len(self.boxes) == 1
@@ -257,7 +262,7 @@ def _merge(spec: Spec, tile: int) -> tuple[DecodeMergeKernel, dict[str, int]]:
         "SEQS": SEQS,
         "LEAST_TILES": LEAST_TILES,
     }
-    integers = ("num_programs", "part_keys", "num_seqs", "table_width", "stride_seq_lens", "stride_out_seq", "stride_out_head")
+    integers = ("num_programs", "part_keys", "num_seqs", "table_width", "stride_seq_lens", *OUTER[2:])
     integers += ("stride_lse_seq", "stride_lse_head") if spec.lse else ()
     arguments = (
         *(Argument(tensor, "pointer", "fp32", varies=False) for tensor in ("split_out", "split_lse")),
@@ -281,7 +286,7 @@ def _merge_shapes(spec: Spec) -> dict[str, tuple[int, int]]:
 
 
 def _registers(spec: Spec) -> RegistersPlan | None:
-    """The kernel for short contexts, where dims and runs of slots are powers of two; it splits keys, so `auto` alone."""
+    """The kernel for short contexts, where dims and runs of slots are powers of two; for `split = auto`."""
     dim, block = spec.head_dim_qk, spec.block
     assert block is not None and isinstance(spec.scale, float)
     if spec.split.kind != "auto" or spec.head_dim_v != dim or dim not in REGISTERS_DIMS or block % 8 != 0:
@@ -290,7 +295,7 @@ def _registers(spec: Spec) -> RegistersPlan | None:
         return None
     by_dim = _contiguous_dims(spec.v_layout)
     last = spec.v_layout[-1]
-    if not by_dim and (last.name != "slot" or last.part == "inner" and last.factor % 8 != 0):
+    if not by_dim and (last.name != "slot" or (last.part == "inner" and last.factor % 8 != 0)):
         return None
     constants: dict[str, int | float] = {
         "SCALE_LOG2": spec.scale * LOG2_E,
@@ -360,7 +365,7 @@ def _shapes(dim: int) -> dict[str, tuple[int, int]]:
 def _contiguous_dims(layout: Layout) -> bool:
     """Whether 16 bytes of a row lie together."""
     last = layout[-1]
-    return last.name == "dim" and (last.part == "whole" or last.factor % 8 == 0 and last.factor & -last.factor == last.factor)
+    return last.name == "dim" and (last.part == "whole" or last.factor % 8 == 0)
 
 
 def _dense_strides(layout: Layout, block: int, dim: int) -> dict[Axis, int]:

@@ -137,8 +137,8 @@ class HopperPlan:
 class RegistersPlan:
     """The kernel for short contexts that a block runs on Hopper, and its numbers.
 
-    `dense` gives, for each cache, axes whose strides the kernel takes for granted; `shapes` the tokens of a warp and the
-    warps of a program for each kind of batch.
+    `dense` gives, for each cache, axes whose strides the kernel takes for granted; `shapes` the tokens of a warp and
+    the warps of a program for each kind of batch.
     """
 
     kernel: KernelPlan

@@ -33,10 +33,11 @@ class WorkTimes:
 class DecodeWork:
     """By what the Hopper kernels for `single x paged` share out keys.
 
-    `programs` on a processor, at most `splits` of a sequence, of at least `split_keys` each; whole sequences where there
-    are more of them and a table has room for `whole_keys` at most; a ring that has `bytes_in_flight` on a processor. The
-    kernel for short contexts takes up to `registers_bytes` of keys and values that make up `registers_programs` parts on
-    a processor, and cuts them into small parts where that makes no more than `few_programs` programs.
+    `programs` on a processor, at most `splits` of a sequence, of at least `split_keys` each; whole sequences where
+    there are more of them and a table has room for `whole_keys` at most; a ring that has `bytes_in_flight` on a
+    processor. The kernel for short contexts takes up to `registers_bytes` of keys and values that make up
+    `registers_programs` parts on a processor, and cuts them into small parts where that makes no more than
+    `few_programs` programs.
     """
 
     programs: int
