@@ -148,7 +148,7 @@ def decode_share(plan: DecodeHopperPlan, items: int, capacity: int, processors: 
     if plan.registers and items * capacity * dims * 2 <= work.registers_bytes:
         keys = {kind: tokens * warps for kind, (tokens, warps) in plan.registers.shapes.items()}
         kind = "short" if capacity <= keys["short"] else "long"
-        if items * -(-capacity // keys["few"]) <= work.few_programs:
+        if items * -(-capacity // keys["few"]) <= work.few_programs * (1 if capacity <= keys["long"] else 2):
             kind = "few"
         parts = max(1, -(-capacity // keys[kind]))
         if parts == 1 or items * parts <= work.registers_programs * processors:

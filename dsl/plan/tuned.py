@@ -37,7 +37,7 @@ class DecodeWork:
     there are more of them and a table has room for `whole_keys` at most; a ring that has `bytes_in_flight` on a
     processor. The kernel for short contexts takes up to `registers_bytes` of keys and values that make up
     `registers_programs` parts on a processor, and cuts them into small parts where that makes no more than
-    `few_programs` programs.
+    `few_programs` programs, or twice as many where there would be parts anyway.
     """
 
     programs: int
