@@ -17,7 +17,7 @@ from typing import Any
 
 from dsl.architecture import Architecture
 from dsl.load import load
-from dsl.plan.module import BlockPlan, HopperPlan, KernelPlan, ModulePlan
+from dsl.plan.module import BlockPlan, DecodeHopperPlan, KernelPlan, ModulePlan
 from dsl.plan.prefill_hopper import ARCHITECTURE as HOPPER
 from dsl.plan.prefill_hopper import MERGED_SPLITS
 from dsl.spec import ITEMSIZE
@@ -134,7 +134,7 @@ def launches(plan: ModulePlan, architecture: Architecture, all_variants: bool = 
             types, options = _types(block, merge.kernel), {"num_warps": merge.num_warps}
             yield Launch(merge.kernel, block.spec.name, types, merge.constants, True, options, None)
         if (hopper := block.hopper) and architecture.name == HOPPER:
-            types = {**_types(block, hopper.kernel), **_map_types(block, hopper)}
+            types = {**_types(block, hopper.kernel), **_map_types(block, hopper.kernel, hopper.boxes)}
             options = {"num_warps": hopper.num_warps}
             variant = f"{block.spec.name} hopper"
             yield Launch(hopper.kernel, variant, types, hopper.constants, True, options, hopper.shared_bytes)
@@ -143,6 +143,32 @@ def launches(plan: ModulePlan, architecture: Architecture, all_variants: bool = 
                 constants = {**merge.constants, "SPLITS": splits}
                 variant = f"{block.spec.name} {splits} splits"
                 yield Launch(merge.kernel, variant, _types(block, merge.kernel), constants, True, options, None)
+        if (paged := block.decode_hopper) and architecture.name == HOPPER:
+            yield from _decode_hopper_launches(block, paged, all_variants)
+
+
+def _decode_hopper_launches(block: BlockPlan, paged: DecodeHopperPlan, all_variants: bool) -> Iterator[Launch]:
+    """What a decode launches on Hopper."""
+    name, balanced = block.spec.name, "BALANCED" in paged.kernel.constants
+    types = {**_types(block, paged.kernel), **_map_types(block, paged.kernel, paged.boxes)}
+    for stages in paged.stages if all_variants else paged.stages[:1]:
+        for chosen in ({"BALANCED": True}, {"BALANCED": False}) if balanced else ({},):
+            constants = {**paged.constants, "STAGES": stages, **chosen}
+            variant = f"{name} hopper, {stages} stages" + (", balanced" if chosen.get("BALANCED") else "")
+            yield Launch(paged.kernel, variant, types, constants, True, {"num_warps": 1}, paged.shared_bytes(stages))
+    if merge := paged.merge:
+        for parts, warps in paged.merge_shapes.values():
+            for chosen in (True, False) if balanced else (False,):
+                constants = {**paged.merge_constants, "PARTS": parts, "BALANCED": chosen}
+                options = {"num_warps": warps, "launch_pdl": True}
+                variant = f"{name} merge, {parts} parts" + (", balanced" if chosen else "")
+                yield Launch(merge, variant, _types(block, merge), constants, True, options, None)
+    if registers := paged.registers:
+        for tokens, warps in registers.shapes.values():
+            constants = {**registers.constants, "TOKENS": tokens, "WARPS": warps}
+            variant = f"{name} registers, {warps} warps of {tokens}"
+            types, options = _types(block, registers.kernel), {"num_warps": warps}
+            yield Launch(registers.kernel, variant, types, constants, True, options, None)
 
 
 def _types(block: BlockPlan, kernel: KernelPlan) -> dict[str, str]:
@@ -155,15 +181,19 @@ def _types(block: BlockPlan, kernel: KernelPlan) -> dict[str, str]:
     }
 
 
-def _map_types(block: BlockPlan, hopper: HopperPlan) -> dict[str, str]:
-    """Triton's word for the type of each tensor map."""
+def _map_types(block: BlockPlan, kernel: KernelPlan, boxes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+    """Triton's word for the type of each tensor map of a kernel."""
     from triton.experimental.gluon import language as gl
 
-    dtype = {"bf16": gl.bfloat16, "fp16": gl.float16}[block.spec.dtype]
-    make: Any = gl.NVMMASharedLayout.get_default_for
-    layouts = {name: make(list(box), dtype) for name, box in hopper.boxes.items()}
-    word = TYPES[block.spec.dtype]
-    return {name: f"tensordesc<{word}{list(hopper.boxes[name])},{layout!r}>" for name, layout in layouts.items()}
+    names = [argument.name for argument in kernel.arguments if argument.kind == "map"]
+    word, words = TYPES[block.spec.dtype], {}
+    for name in names:
+        box = list(boxes[name])
+        # As TMA swizzles rows of up to 128 bytes; rows of 16 bytes it leaves as they are.
+        row = min(128, 2 * box[-1])
+        layout: Any = gl.NVMMASharedLayout(row if row > 16 else 0, 16, rank=len(box))
+        words[name] = f"tensordesc<{word}{box},{layout!r}>"
+    return words
 
 
 def _choices(block: BlockPlan, all_variants: bool) -> Iterator[tuple[str, dict[str, object]]]:

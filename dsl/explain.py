@@ -9,9 +9,18 @@ from pathlib import PurePath
 from dsl.architecture import ARCHITECTURES, architecture
 from dsl.layout import DimPiece, contiguous_slots
 from dsl.plan import plan_module
-from dsl.plan.cost import case_title, cost, decode_programs, num_splits, prefill_programs, query_lengths, table_width
+from dsl.plan.cost import (
+    case_title,
+    cost,
+    decode_programs,
+    decode_share,
+    num_splits,
+    prefill_programs,
+    query_lengths,
+    table_width,
+)
 from dsl.plan.launch import DecodeLaunch
-from dsl.plan.module import BlockPlan, Config, FunctionPlan, ModulePlan
+from dsl.plan.module import BlockPlan, Config, DecodeHopperPlan, FunctionPlan, ModulePlan
 from dsl.plan.prefill_hopper import ARCHITECTURE as HOPPER
 from dsl.plan.prefill_hopper import speculates
 from dsl.plan.refuse import BASE, TARGETS
@@ -104,7 +113,8 @@ def _choice(dispatch: FunctionPlan) -> str:
 
 def _kernels(block: BlockPlan) -> tuple[object, ...]:
     hopper = (block.hopper, block.hopper.merge) if block.hopper else ()
-    return (block.kernel, *(plan.kernel for plan in (block.merge, *hopper) if plan))
+    paged = block.decode_hopper.kernels if block.decode_hopper else ()
+    return (block.kernel, *(plan.kernel for plan in (block.merge, *hopper) if plan), *paged)
 
 
 def _kernel(plan: ModulePlan, block: BlockPlan) -> str:
@@ -116,6 +126,8 @@ def _kernel(plan: ModulePlan, block: BlockPlan) -> str:
 
 def _hopper(block: BlockPlan) -> str:
     """Which kernel sm90 runs, and why."""
+    if block.decode_hopper:
+        return _decode_hopper(block, block.decode_hopper)
     if block.hopper is None:
         return f"{block.kernel.name}; there is a Hopper kernel, but {block.no_hopper}"
     sizes = " ".join(f"{name} {block.hopper.constants[name]}" for name in ("BLOCK_Q", "BLOCK_KV", "STAGES"))
@@ -124,6 +136,32 @@ def _hopper(block: BlockPlan) -> str:
         f"{block.hopper.merge.kernel.name} where tiles are split; where Triton's version is from 3.6 to 3.9, and bases "
         f"and strides of q, k, v and out are multiples of 16 bytes (else {block.kernel.name}); {_softmax(block.spec)}"
     )
+
+
+def _decode_hopper(block: BlockPlan, plan: DecodeHopperPlan) -> str:
+    """The kernels of a decode on sm90, how keys are shared out, and what sends a call to the portable kernel."""
+    numbers, work = plan.constants, plan.work
+    boxes = " and ".join(f"{tensor} in boxes of {list(box)}" for tensor, _, box, _ in plan.maps.values())
+    deep = f"{plan.stages[0]} to {plan.stages[-1]} stages of {plan.tile_bytes:,} bytes"
+    texts = [f"{plan.kernel.name}: one warp a program, TILE {numbers['TILE']}, {boxes}, a ring of {deep}"]
+    if "BALANCED" in plan.kernel.constants:
+        texts.append(
+            f"keys are shared out evenly among up to {min(work.programs, plan.resident)} programs a processor, by "
+            f"lengths that the device reads, then {plan.merge.name if plan.merge else ''}; whole sequences where there "
+            f"are more of them and a row of the table holds at most {work.whole_keys} keys"
+        )
+    elif plan.merge:
+        texts.append(f"parts of {numbers['SPLIT_KEYS']} keys, then {plan.merge.name}")
+    if plan.registers:
+        texts.append(
+            f"{plan.registers.kernel.name} for up to {work.registers_bytes // 10**6} MB of keys and values, in at most "
+            f"{work.registers_programs} parts a processor"
+        )
+    texts.append(
+        f"where Triton's version is from 3.6 to 3.9, bases and strides are multiples of 16 bytes, and pages have no "
+        f"gaps that a box would span (else {block.kernel.name})"
+    )
+    return "; ".join(texts)
 
 
 def _softmax(spec: Spec) -> str:
@@ -259,7 +297,22 @@ def _variants(block: BlockPlan) -> str:
     others = "".join(f"; 1 of {plan.kernel.name}" for plan in (block.merge, block.hopper) if plan)
     if block.hopper:
         others += f"; {len(block.hopper.merged_splits)} of {block.hopper.merge.kernel.name}"
+    others += "".join(f"; {number} of {kernel}" for kernel, number in _decode_variants(block).items())
     return f"{_choices(block)} of {block.kernel.name}: {choices}{others}"
+
+
+def _decode_variants(block: BlockPlan) -> dict[str, int]:
+    """How often each Hopper kernel of a decode is compiled."""
+    plan = block.decode_hopper
+    if plan is None:
+        return {}
+    ways = 2 if "BALANCED" in plan.kernel.constants else 1
+    variants = {plan.kernel.name: ways * len(plan.stages)}
+    if plan.registers:
+        variants[plan.registers.kernel.name] = len(plan.registers.shapes)
+    if plan.merge:
+        variants[plan.merge.name] = ways * len(plan.merge_shapes)
+    return variants
 
 
 def _choices(block: BlockPlan) -> int:
@@ -282,6 +335,14 @@ def _module_variants(plan: ModulePlan) -> int:
             kernels[block.hopper.kernel.name, dtype, _frozen(block.hopper.entries)] = 1
             merges = len(block.hopper.merged_splits)
             kernels[block.hopper.merge.kernel.name, dtype, _frozen(block.hopper.merge.entries)] = merges
+        if (paged := block.decode_hopper) and name == HOPPER:
+            numbers = {paged.kernel.name: paged.constants}
+            if paged.registers:
+                numbers[paged.registers.kernel.name] = paged.registers.constants
+            if paged.merge:
+                numbers[paged.merge.name] = paged.merge_constants
+            for text, count in _decode_variants(block).items():
+                kernels[text, dtype, _frozen(numbers[text])] = count
     return sum(kernels.values())
 
 
@@ -304,8 +365,20 @@ def _launched(block: BlockPlan, case: Case) -> str:
     config = block.config(name)
     if config is None:
         return f"does not fit {name}"
-    seqs = len(case.kv_lens)
+    seqs, spec_block = len(case.kv_lens), block.spec.block
     where = f"on {name} with {processors} processors"
+    if block.decode_hopper and name == HOPPER:
+        assert spec_block is not None
+        items, capacity = seqs * block.spec.kv_heads, table_width(block.spec, case) * spec_block
+        share = decode_share(block.decode_hopper, items, capacity, processors)
+        words = {
+            "registers": f"{items} x {_count(share.parts, 'part')} in registers",
+            "whole": f"{items} whole sequences and KV heads",
+            "parts": f"{items} x {_count(share.parts, 'fixed part')}",
+            "balanced": f"{share.programs} equal shares",
+        }
+        ring = f", {_count(share.stages, 'stage')}" if share.stages else ""
+        return f"{words[share.way]}{ring} {where}"
     if isinstance(block.launch, DecodeLaunch):
         splits = num_splits(block, config.entries, seqs, table_width(block.spec, case), processors)
         return f"{decode_programs(block, seqs)} programs x {_count(splits, 'split')} {where}"

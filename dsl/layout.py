@@ -130,7 +130,7 @@ def stride_arguments(letter: str, layout: Layout) -> tuple[tuple[str, int], ...]
     return tuple((stride_name(letter, axis), position) for position, axis in enumerate(layout[:-1]))
 
 
-def _offset(letter: str, layout: Layout, name: str, index: str) -> str:
+def offset(letter: str, layout: Layout, name: str, index: str) -> str:
     """Printed offset of `index` along the axis `name`, whole or split."""
     terms = []
     last = layout[-1]
@@ -154,7 +154,7 @@ def paged_cache(tensor: str, letter: str, layout: Layout, pieces: tuple[DimPiece
     chunked = layout[-1].name == "slot"
     index = "chunk" if chunked else "token"
     # Within a chunk the slot offset is the chunk's own arange, so the contiguous part contributes its first element.
-    offset = " + ".join(_offset(letter, layout, name, f"{index}_{word}") for name, word in _TOKEN_AXES)
+    place = " + ".join(offset(letter, layout, name, f"{index}_{word}") for name, word in _TOKEN_AXES)
     has_heads = bool(find(layout, "kv_head"))
     alignment = {"dim": "ALIGNED_BYTES", "slot": "CHUNK_BYTES"}.get(layout[-1].name)
     make = _chunk_tile if chunked else _row_tile
@@ -163,8 +163,8 @@ def paged_cache(tensor: str, letter: str, layout: Layout, pieces: tuple[DimPiece
         letter=letter,
         chunked=chunked,
         strides=stride_arguments(letter, layout),
-        head=f"{tensor} + {_offset(letter, layout, 'kv_head', 'kv_head.to(tl.int64)')}" if has_heads else tensor,
-        rows=f"{letter}_head + {offset}",
+        head=f"{tensor} + {offset(letter, layout, 'kv_head', 'kv_head.to(tl.int64)')}" if has_heads else tensor,
+        rows=f"{letter}_head + {place}",
         alignment=alignment,
         tiles=tuple(make(letter, layout, piece) for piece in pieces),
     )
@@ -241,13 +241,13 @@ def _chunk_tile(letter: str, layout: Layout, piece: DimPiece) -> Tile:
 def _flat_dims(letter: str, layout: Layout, piece: DimPiece) -> tuple[tuple[tuple[str, str, str], ...], str | None]:
     """Offsets of one piece as a flat vector, and the name of its liveness test where it overhangs."""
     dim, dims = f"{letter}_dim{piece.suffix}", f"{letter}_dims{piece.suffix}"
-    offset = _offset(letter, layout, "dim", dim)
+    place = offset(letter, layout, "dim", dim)
     hoisted = [(dim, _as_index(piece.indices), f"[{piece.size}]")]
-    if offset == dim:
+    if place == dim:
         hoisted = [(dims, hoisted[0][1], hoisted[0][2])]
         dim = dims
     else:
-        hoisted.append((dims, offset, f"[{piece.size}]"))
+        hoisted.append((dims, place, f"[{piece.size}]"))
     if piece.live is None:
         return tuple(hoisted), None
     return (*hoisted, (f"{dims}_live", f"{dim} < {piece.live}", f"[{piece.size}]")), f"{dims}_live"

@@ -44,6 +44,7 @@ def environment() -> jinja2.Environment:
         autoescape=jinja2.select_autoescape(enabled_extensions=("svg.jinja",), disabled_extensions=(), default=False),
     )
     result.filters["braces"] = _braces
+    result.filters["tuple_text"] = _tuple_text
     result.filters["quoted"] = lambda names: ", ".join(f'"{name}"' for name in names)
     return result
 
@@ -51,6 +52,11 @@ def environment() -> jinja2.Environment:
 def _braces(entries: Mapping[str, object]) -> str:
     """A dictionary on one line."""
     return "{" + ", ".join(f'"{name}": {value}' for name, value in entries.items()) + "}"
+
+
+def _tuple_text(value: object) -> str:
+    """A tuple of numbers, names and tuples, names in double quotes."""
+    return repr(value).replace("'", '"')
 
 
 def render(plan: ModulePlan) -> str:

@@ -40,8 +40,8 @@ SPEC_OF: dict[str, Spec] = {spec.name: spec for spec in load_spec(Source.from_te
 DECODES, PREFILLS = ("decode", "fixed", "whole"), ("prefill", "prefill_64")
 MANY_SEQS, MANY_PACKED = 65_536, 80_001
 REPEATS = 20
-MOST_VARIANTS = 4
-"""Compiled variants of one kernel text of one block: aligned or not, small pages or pages beyond 2^31 elements."""
+MOST_VARIANTS = 8
+"""Compiled variants of one kernel text of one block: aligned or not, small pages or large; or each depth of a ring."""
 Results = tuple[torch.Tensor, ...]
 
 

@@ -17,7 +17,7 @@ from dsl.bench.candidates import candidates
 from dsl.bench.measure import Machine
 from dsl.bench.runner import Job
 from dsl.bench.tune import tune_jobs
-from dsl.bench.tuning_file import Key, TuningFileError, read_entries, read_work_times, text_of
+from dsl.bench.tuning_file import Key, TuningFileError, read_entries, read_rules, text_of
 from dsl.check import load_spec
 from dsl.plan import plan_module
 from dsl.source import Source
@@ -107,12 +107,13 @@ def test_how_work_is_shared_out_is_kept(tmp_path: Path):
     """A run that measures tiles keeps what it does not measure."""
     path = tmp_path / "sm90.json"
     times = {"turn": [0.5, 1.0], "item": [4.0, 5.0], "merge": 3.0}
-    path.write_text(text_of(MACHINE, {}, times))
-    assert read_work_times(path) == times
-    path.write_text(text_of(MACHINE, read_entries(path), read_work_times(path)))
-    assert read_work_times(path) == times
+    rules = {"work_times": times, "decode_work": {"programs": 6}}
+    path.write_text(text_of(MACHINE, {}, rules))
+    assert read_rules(path) == rules
+    path.write_text(text_of(MACHINE, read_entries(path), read_rules(path)))
+    assert read_rules(path) == rules
     path.write_text(text_of(MACHINE, {}))
-    assert read_work_times(path) is None and "work_times" not in path.read_text()
+    assert read_rules(path) == {} and "work" not in path.read_text()
 
 
 def test_only_portable_kernels_are_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -17,7 +17,7 @@ from dsl.bench.candidates import candidates
 from dsl.bench.measure import Call, Clock, Run, interleaved, prepare
 from dsl.bench.runner import Job, Subject, gpu, jobs
 from dsl.bench.tuning import Choice, Tiles, Tuning, shown
-from dsl.bench.tuning_file import Key, key_of, read_entries, read_work_times, text_of
+from dsl.bench.tuning_file import Key, key_of, read_entries, read_rules, text_of
 from dsl.emit import check_writable, replace_file
 from dsl.plan.refuse import BASE
 from dsl.resources import tuning_folder
@@ -68,7 +68,7 @@ def tune_files(
             raise TuneError(f"no block or dispatch has the name {' or '.join(unknown)}")
         choices = tune_jobs(work, clock, progress or (lambda line: None))
     chosen = {choice.key: dict(choice.config) for choice in choices}
-    replace_file(path, text_of(clock.machine, read_entries(path) | chosen, read_work_times(path)))
+    replace_file(path, text_of(clock.machine, read_entries(path) | chosen, read_rules(path)))
     return Tuning(clock.machine, choices, path)
 
 

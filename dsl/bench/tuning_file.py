@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from dsl.bench.measure import Machine
 from dsl.spec import ITEMSIZE, Spec
 
+RULES = ("work_times", "decode_work")
 SCHEMA = "attnspec.tuning/1"
 
 
@@ -53,9 +55,10 @@ def read_entries(path: Path) -> dict[Key, dict[str, int]]:
     return entries
 
 
-def read_work_times(path: Path) -> Any:
-    """What `dsl.plan.tuned.work_times` reads of the file, as it stands there; None where there is nothing."""
-    return json.loads(path.read_text(encoding="utf-8")).get("work_times") if path.exists() else None
+def read_rules(path: Path) -> dict[str, Any]:
+    """What `dsl.plan.tuned` reads of the file beside its entries, as it stands there: rules of sharing out work."""
+    data = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return {name: data[name] for name in RULES if name in data}
 
 
 def _refuse_what_would_be_lost(path: Path, key: Key, entry: Mapping[str, Any], is_repeated: bool) -> None:
@@ -66,15 +69,17 @@ def _refuse_what_would_be_lost(path: Path, key: Key, entry: Mapping[str, Any], i
         raise TuningFileError(f"{path}: the entry for {shown} has what tune does not know: {', '.join(unknown)}")
 
 
-def text_of(machine: Machine, entries: Mapping[Key, Mapping[str, int]], work_times: Any = None) -> str:
-    """The text of a file with these entries."""
+def text_of(
+    machine: Machine, entries: Mapping[Key, Mapping[str, int]], rules: Mapping[str, Any] = MappingProxyType({})
+) -> str:
+    """The text of a file with these entries, and rules from `read_rules`."""
     return (
         json.dumps(
             {
                 "schema": SCHEMA,
                 "gpu": machine.gpu,
                 "triton": machine.triton,
-                **({} if work_times is None else {"work_times": work_times}),
+                **rules,
                 "entries": [{**key._asdict(), "config": dict(entries[key])} for key in sorted(entries)],
             },
             indent=2,

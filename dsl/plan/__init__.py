@@ -13,12 +13,13 @@ from typing import TypeVar
 
 from dsl.architecture import ARCHITECTURES, UNLISTED
 from dsl.diagnostics import SpecError
-from dsl.plan import decode, prefill, prefill_hopper
+from dsl.plan import decode, decode_hopper, prefill, prefill_hopper
 from dsl.plan.launch import decode_launch, prefill_launch
 from dsl.plan.merge import merge
 from dsl.plan.module import (
     BlockPlan,
     Config,
+    DecodeHopperPlan,
     FunctionPlan,
     HopperPlan,
     KernelPlan,
@@ -51,10 +52,10 @@ def plan_module(file: SpecFile, targets: Sequence[str] | None = None) -> ModuleP
     kernels: list[KernelPlan] = []
     launches: list[LaunchPlan] = []
     against = {spec.name: _against_hopper(spec, targets) for spec in file.attentions}
-    hopper = None in against.values()
+    hopper = {spec.family for spec in file.attentions if against[spec.name] is None}
     blocks: dict[str, BlockPlan] = {}
     for spec in file.attentions:
-        launch = _launch(spec, hopper)
+        launch = _launch(spec, spec.family in hopper)
         blocks[spec.name] = _plan_block(spec, file.source, against[spec.name], launch, kernels, launches)
     functions = [FunctionPlan(name, (block,), None, _title((block,))) for name, block in blocks.items()]
     for dispatch in file.dispatches:
@@ -74,16 +75,15 @@ def _title(blocks: tuple[BlockPlan, ...]) -> str:
 
 def _launch(spec: Spec, hopper: bool) -> LaunchPlan:
     name = f"_{spec.family}"
-    return decode_launch(spec, name) if spec.family == "decode" else prefill_launch(spec, name, hopper)
+    make = decode_launch if spec.family == "decode" else prefill_launch
+    return make(spec, name, hopper)
 
 
 def _against_hopper(spec: Spec, targets: Sequence[str] | None) -> str | None:
     """Why a block has no Hopper kernel, None where it has."""
-    if spec.family != "prefill":
-        return "it runs packed queries over packed keys"
     if targets is not None and "hopper" not in targets:
         return "the build leaves the target out"
-    return prefill_hopper.reason_against(spec)
+    return {"decode": decode_hopper, "prefill": prefill_hopper}[spec.family].reason_against(spec)
 
 
 def _plan_block(
@@ -102,14 +102,24 @@ def _plan_block(
         merging = merge(spec, "_merge_kernel")
         merging = replace(merging, kernel=_share(merging.kernel, kernels))
     hopper: HopperPlan | None = None
-    if no_hopper is None:
+    paged: DecodeHopperPlan | None = None
+    if no_hopper is None and spec.family == "decode":
+        paged = _share_all(decode_hopper.hopper(spec, "_decode_hopper_kernel"), kernels)
+    if no_hopper is None and spec.family == "prefill":
         hopper = prefill_hopper.hopper(spec, f"_{spec.family}_hopper_kernel")
         hopper = replace(hopper, kernel=_share(hopper.kernel, kernels))
         hopper = replace(hopper, merge=replace(hopper.merge, kernel=_share(hopper.merge.kernel, kernels)))
     configs, unfit = _fit(spec, family)
     place = (PurePath(source.name).name, source.position(spec.spans["name"].start)[0])
     launch = _share(launch, launches)
-    return BlockPlan(spec, kernel, launch, merging, hopper, no_hopper, constants, configs, unfit, place)
+    return BlockPlan(spec, kernel, launch, merging, hopper, paged, no_hopper, constants, configs, unfit, place)
+
+
+def _share_all(plan: DecodeHopperPlan, kernels: list[KernelPlan]) -> DecodeHopperPlan:
+    """The plan with kernels that it shares with others."""
+    registers = plan.registers and replace(plan.registers, kernel=_share(plan.registers.kernel, kernels))
+    merge = plan.merge and _share(plan.merge, kernels)
+    return replace(plan, kernel=_share(plan.kernel, kernels), registers=registers, merge=merge)
 
 
 def _share(text: Text, known: list[Text]) -> Text:

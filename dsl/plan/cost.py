@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsl.plan.launch import DecodeLaunch
-from dsl.plan.module import BlockPlan
+from dsl.plan.module import BlockPlan, DecodeHopperPlan
 from dsl.spec import ITEMSIZE, Case, Spec
 
 INDEX_BYTES = 4
@@ -98,6 +98,18 @@ def auto_splits(
     return max(1, min(wanted, tiles // least, maximum_splits))
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How programs share the keys of a decode on Hopper, as the generated launcher's record of that name says."""
+
+    way: str
+    programs: int
+    parts: int
+    stages: int
+    kind: str
+    merged: str
+
+
 def num_splits(block: BlockPlan, config: Mapping[str, int], seqs: int, width: int, processors: int) -> int:
     """What the generated launcher computes for a table `width` pages wide."""
     launch, spec = block.launch, block.spec
@@ -115,6 +127,38 @@ def num_splits(block: BlockPlan, config: Mapping[str, int], seqs: int, width: in
         tiles_per_split=launch.tiles_per_split,
         maximum_splits=launch.maximum_splits,
     )
+
+
+def decode_share(plan: DecodeHopperPlan, items: int, capacity: int, processors: int) -> Share:
+    """What the generated launcher computes for the Hopper kernels: `items` are sequences times KV heads, of at most
+    `capacity` keys."""
+    work, constants = plan.work, plan.constants
+
+    def share(way: str, programs: int, parts: int, merged: str = "") -> Share:
+        on_processor = max(1.0, min(programs * (1 if way == "balanced" else parts) / processors, plan.resident))
+        deep = (count for count in plan.stages if on_processor * count * plan.tile_bytes >= work.bytes_in_flight)
+        return Share(way, programs, parts, next(deep, plan.stages[-1]), "", merged)
+
+    fixed = int(constants.get("SPLIT_KEYS", 0 if "BALANCED" in plan.kernel.constants else -1))
+    if 0 < fixed < capacity:
+        return share("parts", items, -(-capacity // fixed), "fixed")
+    if fixed != 0:
+        return share("whole", items, 1)
+    dims = int(constants["HEAD_DIM_QK"] + constants["HEAD_DIM_V"])
+    if plan.registers and items * capacity * dims * 2 <= work.registers_bytes:
+        keys = {kind: tokens * warps for kind, (tokens, warps) in plan.registers.shapes.items()}
+        kind = "short" if capacity <= keys["short"] else "long"
+        if items * -(-capacity // keys["few"]) <= work.few_programs * (1 if capacity <= keys["long"] else 2):
+            kind = "few"
+        parts = max(1, -(-capacity // keys[kind]))
+        if parts == 1 or items * parts <= work.registers_programs * processors:
+            return Share("registers", items, parts, 0, kind, "few" if parts <= 4 else "many")
+    wanted = min(work.programs, plan.resident) * processors
+    if items >= wanted and capacity <= work.whole_keys:
+        return share("whole", items, 1)
+    splits = max(1, min(wanted // items, work.splits, capacity // work.split_keys))
+    programs = items * splits if items * splits <= plan.resident * processors else wanted
+    return share("balanced", programs, 2, "few" if splits <= 4 else "many")
 
 
 def decode_programs(block: BlockPlan, seqs: int) -> int:

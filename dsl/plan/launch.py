@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dsl.layout import find, stride_arguments
+from dsl.plan.decode_hopper import OUTER, registers_strides
 from dsl.plan.module import LaunchPlan
 from dsl.spec import Axis, Layout, Spec
 
@@ -53,6 +54,30 @@ class DecodeLaunch(LaunchPlan):
     query_row: str
     out_row: str
     split: str
+    hopper: bool
+    registers_strides: tuple[Stride, ...]
+
+    @property
+    def out_seq_stride(self) -> str:
+        return next(stride.value for stride in self.strides if stride.name == "stride_out_seq")
+
+    @property
+    def out_head_stride(self) -> str:
+        return next(stride.value for stride in self.strides if stride.name == "stride_out_head")
+
+    @property
+    def fixed_keys(self) -> str:
+        """The printed number of keys of a fixed part: 0 for parts as they fit, -1 for whole sequences."""
+        return {"auto": "0", "none": "-1", "fixed": 'paged.constants["SPLIT_KEYS"]'}[self.split]
+
+    @property
+    def outer_strides(self) -> tuple[Stride, ...]:
+        """The strides of the query and of the result."""
+        return tuple(stride for stride in self.strides if stride.name in OUTER)
+
+    @property
+    def split_fixed(self) -> bool:
+        return self.split == "fixed"
 
     @property
     def may_split(self) -> bool:
@@ -192,9 +217,11 @@ def _row(argument: str, layout: Layout) -> str:
     return row if layout.index(Axis("head")) < layout.index(Axis("dim")) else f"{row}.T"
 
 
-def decode_launch(spec: Spec, name: str) -> DecodeLaunch:
+def decode_launch(spec: Spec, name: str, hopper: bool) -> DecodeLaunch:
+    """`hopper` tells whether any block of the module has Hopper kernels: all share one launch."""
     q, k, v, out = spec.q_layout, spec.k_layout, spec.v_layout, spec.out_layout
     cache = ("block", "slot", "kv_head", "dim")
+    strides = _strides(("q", "query", q), ("out", "out", out), ("k", "k_cache", k), ("v", "v_cache", v))
     return DecodeLaunch(
         name=name,
         family="decode",
@@ -206,7 +233,7 @@ def decode_launch(spec: Spec, name: str) -> DecodeLaunch:
             _shape("k_cache", k, "block.head_dim_qk"),
             _shape("v_cache", v, "block.head_dim_v"),
         ),
-        strides=_strides(("q", "query", q), ("out", "out", out), ("k", "k_cache", k), ("v", "v_cache", v)),
+        strides=strides,
         logical=(
             _logical("keys", "k_cache", k, cache, "block.head_dim_qk"),
             _logical("values", "v_cache", v, cache, "block.head_dim_v"),
@@ -228,6 +255,8 @@ def decode_launch(spec: Spec, name: str) -> DecodeLaunch:
         query_row=_row("query", q),
         out_row=_row("out", out),
         split=spec.split.kind,
+        hopper=hopper,
+        registers_strides=tuple(stride for stride in strides if stride.name in registers_strides(spec)),
     )
 
 

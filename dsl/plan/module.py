@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dsl.plan.tuned import WorkTimes
+from dsl.plan.tuned import DecodeWork, WorkTimes
 from dsl.spec import Spec, SpecFile
 
 Number = int | float
@@ -134,6 +134,57 @@ class HopperPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class RegistersPlan:
+    """The kernel for short contexts that a block runs on Hopper, and its numbers.
+
+    `dense` gives, for each cache, axes whose strides the kernel takes for granted; `shapes` the tokens of a warp and
+    the warps of a program for each kind of batch.
+    """
+
+    kernel: KernelPlan
+    constants: Mapping[str, Number]
+    dense: Mapping[str, tuple[tuple[int, int], ...]]
+    shapes: Mapping[str, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeHopperPlan:
+    """The kernels that a decode runs on Hopper.
+
+    `maps` gives, for each tensor map, its tensor, its axes (an axis of the tensor, or extent and stride), its box, and
+    the axes whose strides it takes for granted. A tile of keys and values has `tile_bytes`; the ring has one of so
+    many `stages`, and a processor room for `resident` programs. `merge_shapes`: parts that a merge reads at once, and
+    its warps.
+    """
+
+    kernel: KernelPlan
+    constants: Mapping[str, Number]
+    maps: Mapping[str, tuple[str, tuple[int | tuple[int, int], ...], tuple[int, ...], tuple[tuple[int, int], ...]]]
+    tile_bytes: int = field(compare=False)
+    small_bytes: int = field(compare=False)
+    stages: tuple[int, ...]
+    resident: int
+    merge: KernelPlan | None
+    merge_constants: Mapping[str, int]
+    merge_shapes: Mapping[str, tuple[int, int]]
+    registers: RegistersPlan | None
+    work: DecodeWork
+
+    @property
+    def boxes(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: box for name, (_, _, box, _) in self.maps.items()}
+
+    @property
+    def kernels(self) -> tuple[KernelPlan, ...]:
+        others = (self.registers.kernel if self.registers else None, self.merge)
+        return (self.kernel, *(kernel for kernel in others if kernel))
+
+    def shared_bytes(self, stages: int) -> int:
+        """An upper bound on the shared memory of a program."""
+        return stages * self.tile_bytes + self.small_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class BlockPlan:
     """One attention block: the numbers that make a kernel text its own.
 
@@ -147,6 +198,7 @@ class BlockPlan:
     launch: LaunchPlan
     merge: MergePlan | None
     hopper: HopperPlan | None
+    decode_hopper: DecodeHopperPlan | None
     no_hopper: str | None
     constants: Mapping[str, Number]
     configs: Mapping[str, Config]
@@ -236,12 +288,26 @@ class ModulePlan:
 
     @property
     def has_hopper(self) -> bool:
+        """Some block has a kernel in Gluon."""
+        return self.has_prefill_hopper or self.has_decode_hopper
+
+    @property
+    def has_prefill_hopper(self) -> bool:
         return any(block.hopper for block in self.blocks)
+
+    @property
+    def has_decode_hopper(self) -> bool:
+        return any(block.decode_hopper for block in self.blocks)
 
     @property
     def work_times(self) -> WorkTimes:
         """What Hopper kernels share out their work by."""
         return next(block.hopper.times for block in self.blocks if block.hopper)
+
+    @property
+    def decode_work(self) -> DecodeWork:
+        """By what Hopper kernels of decodes share out keys."""
+        return next(block.decode_hopper.work for block in self.blocks if block.decode_hopper)
 
     @property
     def merged_splits(self) -> tuple[int, ...]:

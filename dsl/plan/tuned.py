@@ -29,6 +29,27 @@ class WorkTimes:
     merge: float
 
 
+@dataclass(frozen=True, slots=True)
+class DecodeWork:
+    """By what the Hopper kernels for `single x paged` share out keys.
+
+    `programs` on a processor, at most `splits` of a sequence, of at least `split_keys` each; whole sequences where
+    there are more of them and a table has room for `whole_keys` at most; a ring that has `bytes_in_flight` on a
+    processor. The kernel for short contexts takes up to `registers_bytes` of keys and values that make up
+    `registers_programs` parts on a processor, and cuts them into small parts where that makes no more than
+    `few_programs` programs, or twice as many where there would be parts anyway.
+    """
+
+    programs: int
+    splits: int
+    split_keys: int
+    whole_keys: int
+    bytes_in_flight: int
+    registers_bytes: int
+    registers_programs: int
+    few_programs: int
+
+
 @functools.cache
 def _data(architecture: str) -> Mapping[str, Any]:
     path = tuning_folder() / f"{architecture}.json"
@@ -39,6 +60,11 @@ def work_times(architecture: str) -> WorkTimes:
     """The measured times of an architecture. Raises KeyError where none were measured."""
     times = _data(architecture)["work_times"]
     return WorkTimes(tuple(times["turn"]), tuple(times["item"]), times["merge"])
+
+
+def decode_work(architecture: str) -> DecodeWork:
+    """The measured rules of an architecture. Raises KeyError where none were measured."""
+    return DecodeWork(**_data(architecture)["decode_work"])
 
 
 def tuned(spec: Spec, architecture: str) -> Mapping[str, int] | None:
