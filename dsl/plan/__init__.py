@@ -14,11 +14,13 @@ from typing import TypeVar
 from dsl.architecture import ARCHITECTURES, UNLISTED
 from dsl.diagnostics import SpecError
 from dsl.plan import decode, prefill, prefill_hopper
+from dsl.plan.expressions import expressions
 from dsl.plan.launch import decode_launch, prefill_launch
 from dsl.plan.merge import merge
 from dsl.plan.module import (
     BlockPlan,
     Config,
+    ExpressionPlan,
     FunctionPlan,
     HopperPlan,
     KernelPlan,
@@ -27,6 +29,7 @@ from dsl.plan.module import (
     ModulePlan,
 )
 from dsl.plan.refuse import refusals, target_refusals
+from dsl.plan.shaping import Shaping, has_expressions
 from dsl.source import Source
 from dsl.spec import Spec, SpecFile
 
@@ -54,8 +57,7 @@ def plan_module(file: SpecFile, targets: Sequence[str] | None = None) -> ModuleP
     hopper = None in against.values()
     blocks: dict[str, BlockPlan] = {}
     for spec in file.attentions:
-        launch = _launch(spec, hopper)
-        blocks[spec.name] = _plan_block(spec, file.source, against[spec.name], launch, kernels, launches)
+        blocks[spec.name] = _plan_block(spec, file.source, against[spec.name], hopper, kernels, launches)
     functions = [FunctionPlan(name, (block,), None, _title((block,))) for name, block in blocks.items()]
     for dispatch in file.dispatches:
         members = tuple(blocks[name] for name in dispatch.blocks)
@@ -72,9 +74,11 @@ def _title(blocks: tuple[BlockPlan, ...]) -> str:
     return f"{_TITLES[spec.family].capitalize()}: {spec.dtype}, heads {spec.heads}/{spec.kv_heads}, head_dim {dims}."
 
 
-def _launch(spec: Spec, hopper: bool) -> LaunchPlan:
+def _launch(spec: Spec, shaping: Shaping, extra: ExpressionPlan, hopper: bool) -> LaunchPlan:
     name = f"_{spec.family}"
-    return decode_launch(spec, name) if spec.family == "decode" else prefill_launch(spec, name, hopper)
+    if spec.family == "decode":
+        return decode_launch(spec, name, shaping, extra.most_keys is not None and spec.split.kind == "auto")
+    return prefill_launch(spec, name, shaping, hopper and not has_expressions(spec))
 
 
 def _against_hopper(spec: Spec, targets: Sequence[str] | None) -> str | None:
@@ -90,13 +94,18 @@ def _plan_block(
     spec: Spec,
     source: Source,
     no_hopper: str | None,
-    launch: LaunchPlan,
+    any_hopper: bool,
     kernels: list[KernelPlan],
     launches: list[LaunchPlan],
 ) -> BlockPlan:
     family = _KERNELS[spec.family]
-    kernel, constants = family.kernel(spec, f"_{spec.family}_kernel")
+    kernel, constants = family.kernel(spec, f"_{spec.family}_kernel", source)
+    shaping = kernel.shaping
+    extra = expressions(spec, source, shaping, family.surroundings(spec))
+    launch = _launch(spec, shaping, extra, any_hopper)
     merging: MergePlan | None = None
+    if extra.bounds is not None:
+        extra = replace(extra, bounds=_share(extra.bounds, kernels))
     kernel = _share(kernel, kernels)
     if spec.family == "decode" and spec.split.kind != "none":
         merging = merge(spec, "_merge_kernel")
@@ -109,7 +118,7 @@ def _plan_block(
     configs, unfit = _fit(spec, family)
     place = (PurePath(source.name).name, source.position(spec.spans["name"].start)[0])
     launch = _share(launch, launches)
-    return BlockPlan(spec, kernel, launch, merging, hopper, no_hopper, constants, configs, unfit, place)
+    return BlockPlan(spec, kernel, launch, merging, hopper, no_hopper, extra, constants, configs, unfit, place)
 
 
 def _share(text: Text, known: list[Text]) -> Text:

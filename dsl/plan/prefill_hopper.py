@@ -146,9 +146,22 @@ def reason_against(spec: Spec) -> str | None:
         return "it computes in bf16 and fp16"
     if max(spec.head_dim_qk, spec.head_dim_v) > LARGEST_HEAD_DIM:
         return f"its head_dim is at most {LARGEST_HEAD_DIM}"
+    written = [word for word, holds in _expressions(spec).items() if holds]
+    if written:
+        return f"it knows no {', '.join(written)}"
     if not (isinstance(spec.scale, float) and spec.scale > 0):
         return "it takes the maximum of a row before the scale, which must be positive"
     return None
+
+
+def _expressions(spec: Spec) -> dict[str, bool]:
+    """The fields of expressions, and whether the block has them."""
+    return {
+        "mask": spec.has_mask,
+        "score": spec.has_score,
+        "sink": spec.sink is not None,
+        "param": bool(spec.params),
+    }
 
 
 def speculates(spec: Spec) -> bool:

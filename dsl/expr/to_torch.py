@@ -1,0 +1,112 @@
+"""Expressions in PyTorch, for the plain reference of a generated module.
+
+Names are fields of `at`, tensors that broadcast to `[head, query, key]`; their types are those of the language.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dsl.expr.alibi import slopes
+from dsl.expr.scope import BUILT_INS
+from dsl.expr.statements import KEYS, WORDS, Axes, Scope, Value, union
+from dsl.expr.to_triton import widest
+from dsl.expr.tree import Constant, Expression, Index, Type
+
+_TYPES: Mapping[Type, str] = {
+    "int32": "torch.int32",
+    "int64": "torch.int64",
+    "float": "torch.float32",
+    "bool": "torch.bool",
+}
+_SIGNS = {
+    **{sign: sign for sign in ("+", "-", "*", "/", "==", "!=", "<", "<=", ">", ">=")},
+    "and": "&",
+    "or": "|",
+}
+_COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
+_ANY: Axes = frozenset((KEYS,))
+
+
+@dataclass(frozen=True)
+class Torch:
+    """The dialect of PyTorch. Every value is a tensor, but for literals."""
+
+    heads: int
+
+    def literal(self, constant: Constant) -> str:
+        return repr(float(constant.value)) if constant.type == "float" else repr(constant.value)
+
+    def as_type(self, value: Value, kind: Type) -> Value:
+        if value.constant is not None:
+            number = float(value.constant) if kind == "float" else value.constant
+            return Value(self.literal(Constant(number, kind)), kind, value.axes, number)
+        return value if value.type == kind else Value(f"{value.text}.to({_TYPES[kind]})", kind, value.axes)
+
+    def operation(self, scope: Scope, operator: str, operands: tuple[Value, ...], kind: Type) -> Value:
+        if operator in _COMPARISONS:
+            operands = tuple(self.as_type(operand, widest(operands)) for operand in operands)
+        elif operator == "where":
+            operands = (operands[0], *(self.as_type(operand, kind) for operand in operands[1:]))
+        elif operator != "alibi":
+            operands = tuple(self.as_type(operand, kind) for operand in operands)
+        return scope.assign(WORDS[operator], self._spell(operator, operands, kind), kind, union(operands) | _ANY)
+
+    def _spell(self, operator: str, operands: tuple[Value, ...], kind: Type) -> str | tuple[str, ...]:
+        texts = [operand.text for operand in operands]
+        if operator in _SIGNS:
+            return f"{texts[0]} {_SIGNS[operator]} {texts[1]}"
+        if operator == "//":
+            return f"_floor_divide({texts[0]}, {self.tensor(operands[1])})"
+        if operator == "%":
+            return f"_floor_modulo({texts[0]}, {self.tensor(operands[1])})"
+        if operator == "not":
+            return f"~{texts[0]}"
+        if operator == "negative":
+            return f"-{texts[0]}"
+        if operator == "where":
+            branches = ", ".join(self.tensor(operand) for operand in operands[1:])
+            return f"torch.where({self.tensor(operands[0])}, {branches})"
+        if operator in ("min", "max"):
+            function = "torch.minimum" if operator == "min" else "torch.maximum"
+            result = self.tensor(operands[0])
+            for operand in operands[1:]:
+                result = f"{function}({result}, {self.tensor(operand)})"
+            return result
+        if operator == "softcap":
+            return f"torch.tanh({texts[0]} / {texts[1]}) * {texts[1]}"
+        if operator == "alibi":
+            lines = [f"    {slope!r}," for slope in slopes(self.heads)]
+            return ("at.h.new_tensor([", *lines, f"], dtype=torch.float32)[{texts[0]}]")
+        return f"torch.{operator}({texts[0]})"
+
+    def tensor(self, value: Value) -> str:
+        """A value as a tensor: a literal becomes one."""
+        if value.constant is None:
+            return value.text
+        return f"at.q.new_tensor({value.text}, dtype={_TYPES[value.type]})"
+
+    def element(self, scope: Scope, index: Index, indices: tuple[Value, ...]) -> Value:
+        written = ", ".join(self.tensor(value) for value in indices)
+        text = f'_element(at.params["{index.param}"], {written})'
+        if index.type == "float":
+            text += ".float()"
+        return scope.assign(f"{index.param}_element", text, index.type, _ANY)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchFunction:
+    """The lines of a function's body: statements, and the value that it returns."""
+
+    lines: tuple[str, ...]
+    result: str
+
+
+def torch_function(expression: Expression, heads: int, numbers: Mapping[str, Type], kind: Type) -> TorchFunction:
+    """An expression as a function of `at`. `numbers` are the params that are numbers."""
+    dialect = Torch(heads)
+    names = {name: Value(f'at.params["{name}"]', number, _ANY) for name, number in numbers.items()}
+    scope = Scope(dialect, {**{name: Value(f"at.{name}", t, _ANY) for name, t in BUILT_INS.items()}, **names}, {})
+    value = dialect.as_type(scope.print(expression), kind)
+    return TorchFunction(tuple(scope.statements), dialect.tensor(value))

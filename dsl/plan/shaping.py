@@ -1,0 +1,409 @@
+"""What `mask`, `score`, `sink`, a scale that is a param, and params add to the text of a kernel.
+
+A family says what the names of expressions stand for in its kernel (`Surroundings`); out come lines, ready to print:
+those ahead of the loops over keys, and those of a step, with and without the mask. Nothing here knows a template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePath
+
+from dsl.expr.intervals import Ranges
+from dsl.expr.statements import KEYS, ROWS, SCALAR, Axes, Computed, Scope, Value
+from dsl.expr.to_triton import BOTH, TensorParam, Triton, placed
+from dsl.expr.tree import Expression, Index, Name
+from dsl.expr.types import param_type
+from dsl.expr.visible import (
+    EVERY_KEY,
+    Alternatives,
+    ElementTest,
+    KeyRange,
+    combined,
+    hull,
+    parts_of,
+    visible_ranges,
+)
+from dsl.plan.module import Argument
+from dsl.plan.params import tensor_param
+from dsl.plan.tiles import LOG2_E
+from dsl.source import Source
+from dsl.spec import Param, Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a kernel has in scope where expressions stand.
+
+    `names` maps the built-ins, `kv_start` and `score` to values; `rows` and `keys` are the printed extents of a tile;
+    `live_rows` and `live_keys` the names of the tests of what lies inside the sequence; `scores` is a tile of products.
+    """
+
+    names: Mapping[str, Value | Computed]
+    ranges: Ranges
+    rows: str
+    keys: str
+    live_rows: str
+    live_keys: str
+    seen: str
+    kv_len: str
+    carries_sink: str | None
+
+    @property
+    def shapes(self) -> Mapping[Axes, str]:
+        return {
+            frozenset((ROWS,)): f"[{self.rows}]",
+            frozenset((KEYS,)): f"[{self.keys}]",
+            BOTH: f"[{self.rows}, {self.keys}]",
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class StepLines:
+    """The lines of one step: tests ahead of the loads, the score behind the dots, and the printed visibility."""
+
+    tests: tuple[str, ...] = ()
+    score: tuple[str, ...] = ()
+    visible: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ScannedTest:
+    """A test of tiles by the least and the greatest element of a param in each.
+
+    `may` and `must` are printed over vectors of tiles: `<param>_least` and `<param>_most` bound a tile's elements,
+    `<param>_low` and `<param>_high` what the rows, of whom `row_value` is printed, compare them with.
+    """
+
+    param: str
+    tensor: TensorParam
+    largest: int
+    row_value: str
+    may: str
+    must: str
+
+    @property
+    def smallest(self) -> int:
+        return -self.largest - 1
+
+    @property
+    def bounds(self) -> str:
+        """The kernel's argument for the bounds of all tiles."""
+        return f"bounds_param_{self.param}"
+
+
+@dataclass(frozen=True, slots=True)
+class Shaping:
+    """The lines of a block's expressions, and what else the kernel's text depends on.
+
+    `ahead` stand ahead of the loops; `full` and `partial` are the steps over tiles that all rows see whole and over
+    others. `ranges` are the arguments of `_tile_ranges`, one for each range of keys that a tile of rows visits.
+    """
+
+    params: tuple[Param, ...] = ()
+    tensors: tuple[TensorParam, ...] = ()
+    large: frozenset[tuple[str, int]] = frozenset()
+    masked: bool = False
+    scored: bool = False
+    sunk: bool = False
+    ahead: tuple[str, ...] = ()
+    sink: tuple[str, ...] = ()
+    ranges: tuple[str, ...] = ()
+    exact: tuple[bool, ...] = (True,)
+    scan: tuple[ScannedTest, ...] = ()
+    full: StepLines = StepLines()
+    partial: StepLines = StepLines()
+    functions: frozenset[str] = frozenset()
+    alternatives: Alternatives = field(default=EVERY_KEY, compare=False)
+
+    @property
+    def shaped(self) -> bool:
+        """Whether scores are touched between the dots and the softmax."""
+        return self.masked or self.scored
+
+    @property
+    def has_full(self) -> bool:
+        """Whether some tiles are known to be seen whole."""
+        return any(self.exact)
+
+    @property
+    def first_exact(self) -> bool:
+        return self.exact[0]
+
+    @property
+    def last_exact(self) -> bool:
+        return self.exact[-1]
+
+    @property
+    def both_exact(self) -> bool:
+        return all(self.exact)
+
+    @property
+    def two_ranges(self) -> bool:
+        return len(self.ranges) > 1
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        """The kernel's arguments for params: pointers first, then their strides and extents, then numbers."""
+        numbers = {"int32": "int32", "int64": "int64", "bool": "int32", "bf16": "fp32", "fp16": "fp32", "fp32": "fp32"}
+        return (
+            *(Argument(f"param_{tensor.name}", "pointer", tensor.dtype) for tensor in self.tensors),
+            *(Argument(test.bounds, "pointer", test.tensor.dtype, varies=False) for test in self.scan),
+            *(Argument(name, "integer", "int32") for tensor in self.tensors for name in self.integers_of(tensor)),
+            *((Argument("bounds_blocks", "integer", "int32"),) if self.scan else ()),
+            *(
+                Argument(f"param_{param.name}", "integer", numbers[param.dtype])
+                for param in self.params
+                if param.axes is None
+            ),
+        )
+
+    @staticmethod
+    def integers_of(tensor: TensorParam) -> tuple[str, ...]:
+        return (*tensor.strides, *(extent for extent in tensor.extents if isinstance(extent, str)))
+
+    @property
+    def pointers(self) -> tuple[str, ...]:
+        return tuple(argument.name for argument in self.arguments if argument.kind == "pointer")
+
+    @property
+    def integers(self) -> tuple[str, ...]:
+        return tuple(argument.name for argument in self.arguments if argument.kind == "integer")
+
+
+PLAIN = Shaping()
+
+
+def place_of(spec: Spec, source: Source, field: str) -> str:
+    """Where a field was written, as `layer.attn:9 mask`: the base's place for one that is inherited."""
+    span = spec.inherited.get(field, spec.spans[field])
+    return f"{PurePath(source.name).name}:{source.position(span.start)[0]} {field}"
+
+
+def shape(spec: Spec, source: Source, around: Surroundings) -> Shaping:
+    """Print a block's expressions for one kernel."""
+    return _Shaper(spec, source, around).shape() if has_expressions(spec) else PLAIN
+
+
+def scales(spec: Spec, shaping: Shaping) -> dict[str, float]:
+    """The constants that take products to base 2: at once, or on either side of the score."""
+    if not shaping.scored:
+        assert isinstance(spec.scale, float)
+        return {"SCALE_LOG2": spec.scale * LOG2_E}
+    return {**({"SCALE": spec.scale} if isinstance(spec.scale, float) else {}), "SCALE_LOG2": LOG2_E}
+
+
+def has_expressions(spec: Spec) -> bool:
+    """Whether a block says more than how queries meet all keys."""
+    return spec.has_mask or spec.has_score or spec.sink is not None or bool(spec.params)
+
+
+@dataclass
+class _Shaper:
+    spec: Spec
+    source: Source
+    around: Surroundings
+
+    def shape(self) -> Shaping:
+        spec, around = self.spec, self.around
+        tensors = {param.name: tensor_param(param, spec) for param in spec.params if param.axes is not None}
+        numbers = {param.name: _number(param) for param in spec.params if param.axes is None}
+        outer = Scope(Triton(tensors, around.ranges, spec.heads), {**around.names, **numbers}, around.shapes)
+        # What is hoisted out of the loops is printed first: then it is known which names are taken.
+        self._hoist(outer)
+        hoisted, outer.statements = tuple(outer.statements), []
+        found = self._alternatives()
+        ranges = tuple(self._range(outer, each) for each in found) or (f"0, -1, {self._tile}",)
+        tests = tuple(self._scanned(outer, test) for each in found for test in each.tests)
+        sink = self._sink(outer)
+        full, partial = self._step(outer, masked=False), self._step(outer, masked=True)
+        assert not outer.statements, "everything that does not change in the loops has been hoisted"
+        return Shaping(
+            params=spec.params,
+            tensors=tuple(tensors.values()),
+            large=frozenset(self._large()),
+            masked=spec.has_mask,
+            scored=spec.has_score or isinstance(spec.scale, str),
+            sunk=spec.sink is not None,
+            ahead=hoisted,
+            sink=sink,
+            ranges=ranges,
+            exact=tuple(each.exact for each in found),
+            scan=tests,
+            full=full,
+            partial=partial,
+            functions=_functions((*hoisted, *full.score, *partial.score, *partial.tests)),
+            alternatives=found,
+        )
+
+    def _hoist(self, outer: Scope) -> None:
+        """Print everything once, for what stands ahead of the loops, each field under its place."""
+        spec = self.spec
+
+        def mask() -> None:
+            for each in self._alternatives():
+                self._range(outer, each)
+                for test in each.tests:
+                    outer.print(test.value)
+            outer.inner().print(spec.mask)
+
+        def score() -> None:
+            outer.inner().print(spec.score)
+
+        def scale() -> None:
+            self._scale(outer)
+
+        def sink() -> None:
+            if spec.sink is not None:
+                outer.print(spec.sink)
+
+        fields = {"mask": mask, "scale": scale, "score": score, "sink": sink}
+        for name, print_field in fields.items():
+            before = len(outer.statements)
+            print_field()
+            if len(outer.statements) > before:
+                outer.statements.insert(before, self._place(name))
+
+    def _place(self, name: str) -> str:
+        return f"# {place_of(self.spec, self.source, name)}"
+
+    def _alternatives(self) -> Alternatives:
+        spec = self.spec
+        found = visible_ranges(spec.mask, self.around.ranges, element_tests=spec.family == "prefill")
+        return (hull(found),) if spec.split.kind == "fixed" and len(found) > 1 else found
+
+    @property
+    def _tile(self) -> str:
+        """The arguments of `_tile_ranges` behind the bounds."""
+        around = self.around
+        return f"{around.live_rows}, {around.kv_len}, {around.keys}"
+
+    def _range(self, outer: Scope, found: KeyRange) -> str:
+        """The arguments of `_tile_ranges` for one range of keys."""
+        lower = outer.print(combined("max", found.lowers)).text if found.lowers else "0"
+        upper = outer.print(combined("min", found.uppers)).text if found.uppers else f"{self.around.kv_len} - 1"
+        return f"{lower}, {upper}, {self._tile}"
+
+    def _scanned(self, outer: Scope, test: ElementTest) -> ScannedTest:
+        name = test.element.param
+        tensor = tensor_param(self._param(name), self.spec)
+        may, must = _TILE_TESTS[test.operator]
+        words = {word: f"{name}_{word}" for word in ("least", "most", "low", "high")}
+        largest = 2**63 - 1 if tensor.dtype == "int64" else 2**31 - 1
+        value = outer.dialect.as_type(outer.print(test.value), param_type(self._param(name))).text
+        return ScannedTest(name, tensor, largest, value, may.format(**words), must.format(**words))
+
+    def _param(self, name: str) -> Param:
+        return next(param for param in self.spec.params if param.name == name)
+
+    def _scale(self, scope: Scope) -> str:
+        """What products are multiplied by ahead of the score."""
+        if not isinstance(self.spec.scale, str):
+            return "SCALE"
+        value = scope.name(self.spec.scale)
+        return scope.dialect.as_type(value, "float").text
+
+    def _sink(self, outer: Scope) -> tuple[str, ...]:
+        if self.spec.sink is None:
+            return ()
+        value = outer.dialect.as_type(outer.print(self.spec.sink), "float")
+        line = f"{value.text} * _LOG2_E"
+        if self.around.carries_sink:
+            line = f'tl.where({self.around.carries_sink}, {line}, float("-inf"))'
+        shape = self.around.shapes.get(value.axes)
+        return f"{self._place('sink')}: one more logit of each row", f"sink = {line}{f'  # {shape}' if shape else ''}"
+
+    def _step(self, outer: Scope, masked: bool) -> StepLines:
+        inner = outer.inner()
+        visible = self._test(inner) if masked else ""
+        tests, inner.statements = tuple(inner.statements), []
+        self._score(inner)
+        return StepLines(tests, tuple(inner.statements), visible)
+
+    def _test(self, inner: Scope) -> str:
+        """Print which keys of a tile the rows see, and which of them any row sees; return the former."""
+        around = self.around
+        if not self.spec.has_mask:
+            return f"{around.live_keys}[None, :]"
+        inner.statements.append(self._place("mask"))
+        value = inner.print(self.spec.mask)
+        if ROWS not in value.axes:
+            inner.statements.append(f"{around.seen} = {around.live_keys} & {value.text}  # [{around.keys}]")
+            return f"{around.seen}[None, :]"
+        live = f"{around.live_keys}[None, :] & {around.live_rows}[:, None]"
+        inner.statements += [
+            f"visible = {live} & {placed(value, BOTH)}  # {around.shapes[BOTH]}",
+            f"{around.seen} = tl.max(visible.to(tl.int32), 0) > 0  # what no row sees may hold anything",
+        ]
+        return "visible"
+
+    def _score(self, inner: Scope) -> None:
+        around, spec = self.around, self.spec
+        if not spec.has_score:
+            if isinstance(spec.scale, str):
+                inner.statements += [self._place("scale"), f"scores = scores * {self._scale(inner)}"]
+            return
+        inner.statements += [self._place("score"), f"score = scores * {self._scale(inner)}  # {around.shapes[BOTH]}"]
+        value = inner.dialect.as_type(inner.print(spec.score), "float")
+        same = placed(value, BOTH)
+        whole = same if value.axes == BOTH else f"tl.zeros([{around.rows}, {around.keys}], tl.float32) + {same}"
+        inner.statements.append(f"scores = {whole}")
+
+    def _large(self) -> set[tuple[str, int]]:
+        """Axes of params that are indexed by row and key at once: their offsets are 32 bits wide."""
+        found = set()
+        for expression in (self.spec.mask, self.spec.score):
+            for index in _indices(expression):
+                for place, part in enumerate(index.indices):
+                    if _axes(part, self.around.names) == BOTH:
+                        found.add((index.param, place))
+        return found
+
+
+_TILE_TESTS: Mapping[str, tuple[str, str]] = {
+    "==": (
+        "({least} <= {high}) & ({most} >= {low})",
+        "({least} == {high}) & ({most} == {low}) & ({least} == {most})",
+    ),
+    "!=": (
+        "({least} != {high}) | ({most} != {low}) | ({least} != {most})",
+        "({least} > {high}) | ({most} < {low})",
+    ),
+    "<": ("{least} < {high}", "{most} < {low}"),
+    "<=": ("{least} <= {high}", "{most} <= {low}"),
+    ">": ("{most} > {low}", "{least} > {high}"),
+    ">=": ("{most} >= {low}", "{least} >= {high}"),
+}
+"""When a tile of keys may, and must, hold elements like that: `least` and `most` bound the tile's elements, `low` and
+`high` what the rows compare them with."""
+
+
+def _number(param: Param) -> Value | Computed:
+    """A number that the caller passes, in the type that expressions have."""
+    kind = param_type(param)
+    if kind == "int32":
+        return Value(f"param_{param.name}", "int32")
+    expression = {
+        "int64": f"param_{param.name}.to(tl.int64)",
+        "bool": f"param_{param.name} != 0",
+        "float": f"tl.full([], param_{param.name}, tl.float32)",
+    }[kind]
+    return Computed(f"{param.name}_number", expression, kind)
+
+
+def _indices(expression: Expression) -> list[Index]:
+    found = [expression] if isinstance(expression, Index) else []
+    return found + [index for part in parts_of(expression) for index in _indices(part)]
+
+
+def _axes(expression: Expression, names: Mapping[str, Value | Computed]) -> Axes:
+    if isinstance(expression, Name):
+        found = names.get(expression.name)
+        return SCALAR if found is None else found.axes
+    return frozenset().union(*(_axes(part, names) for part in parts_of(expression)))
+
+
+def _functions(lines: tuple[str, ...]) -> frozenset[str]:
+    known = ("_tanh", "_floor_quotient", "_floor_remainder")
+    return frozenset(name for name in known if any(f"{name}(" in line for line in lines))
