@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dsl.expr.alibi import slopes
 from dsl.expr.scope import BUILT_INS
 from dsl.expr.statements import KEYS, WORDS, Axes, Scope, Value, union
 from dsl.expr.to_triton import widest
@@ -53,7 +52,7 @@ class Torch:
             operands = tuple(self.as_type(operand, kind) for operand in operands)
         return scope.assign(WORDS[operator], self._spell(operator, operands, kind), kind, union(operands) | _ANY)
 
-    def _spell(self, operator: str, operands: tuple[Value, ...], kind: Type) -> str | tuple[str, ...]:
+    def _spell(self, operator: str, operands: tuple[Value, ...], kind: Type) -> str:
         texts = [operand.text for operand in operands]
         if operator in _SIGNS:
             return f"{texts[0]} {_SIGNS[operator]} {texts[1]}"
@@ -77,8 +76,7 @@ class Torch:
         if operator == "softcap":
             return f"torch.tanh({texts[0]} / {texts[1]}) * {texts[1]}"
         if operator == "alibi":
-            lines = [f"    {slope!r}," for slope in slopes(self.heads)]
-            return ("at.h.new_tensor([", *lines, f"], dtype=torch.float32)[{texts[0]}]")
+            return f"_alibi({texts[0]})"
         return f"torch.{operator}({texts[0]})"
 
     def tensor(self, value: Value) -> str:

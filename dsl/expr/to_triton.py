@@ -140,6 +140,8 @@ class Triton:
         is_float = index.type == "float"
         kind = ".to(tl.float32)" if is_float else ".to(tl.int1)" if index.type == "bool" else ""
         word = f"{param.name}_element"
+        if not tests and len(address) > 60:
+            return scope.assign(word, ("tl.load(", f"    {address},", f"){kind}"), index.type, axes)
         if not tests:
             return scope.assign(word, f"tl.load({address}){kind}", index.type, axes)
         other = "0.0" if is_float else "0"

@@ -19,6 +19,7 @@ LAST_KEY = 2**31 - 1
 MOST_RANGES = 2
 """A tile of rows visits at most so many ranges of keys; more are joined."""
 _MOST_ALTERNATIVES = 16
+_MANY_KEYS = 2**24
 _ZERO = Constant(0, "int32")
 _BY_KEY = ("kv", "kv_token")
 _NEGATIONS = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
@@ -95,7 +96,7 @@ def has_key(expression: Expression) -> bool:
 
 
 def most_keys(found: Alternatives, ranges: Ranges) -> int | None:
-    """How many keys a row sees at most, where its bounds are known to be so far apart."""
+    """How many keys a row sees at most, where its bounds are known to be so far apart; None for beyond 2^24."""
     total = 0
     for each in found:
         spreads = [
@@ -105,7 +106,7 @@ def most_keys(found: Alternatives, ranges: Ranges) -> int | None:
         if not widest:
             return None
         total += max(min(widest), 0)
-    return total
+    return total if total <= _MANY_KEYS else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +241,8 @@ class _Solver:
         if isinstance(right, Constant):
             return self.sum(left, Constant(-right.value, "int32"))
         inner, offset = _without_offset(left, self.ranges)
+        if inner == _without_offset(right, self.ranges)[0]:
+            return self._constant(offset - _without_offset(right, self.ranges)[1])
         if isinstance(inner, Constant) or offset == 0:
             subtracted, other = _without_offset(right, self.ranges)
             if other and not isinstance(left, Constant):

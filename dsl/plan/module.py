@@ -323,6 +323,11 @@ class ModulePlan:
         return any(launch.params for launch in self.launches)
 
     @property
+    def wants_grad(self) -> str:
+        """The printed test of what a function is called with: numbers are among it where there are params."""
+        return 'getattr(tensor, "requires_grad", False)' if self.has_params else "tensor.requires_grad"
+
+    @property
     def has_expressions(self) -> bool:
         return any(launch.has_expressions for launch in self.launches)
 
@@ -347,6 +352,15 @@ class ModulePlan:
     @property
     def has_two_ranges(self) -> bool:
         return any(getattr(kernel, "two_ranges", False) for kernel in self.kernels)
+
+    @property
+    def reference_functions(self) -> tuple[ReferenceFunction, ...]:
+        return tuple(function for block in self.blocks for function in block.expressions.functions)
+
+    @property
+    def has_alibi(self) -> bool:
+        """Whether the reference of some block computes slopes."""
+        return any("_alibi(" in line for function in self.reference_functions for line in function.lines)
 
     @property
     def function_templates(self) -> tuple[str, ...]:

@@ -72,10 +72,11 @@ class StepLines:
 class ScannedTest:
     """A test of tiles by the least and the greatest element of a param in each.
 
-    `may` and `must` are printed over vectors of tiles: `<param>_least` and `<param>_most` bound a tile's elements,
-    `<param>_low` and `<param>_high` what the rows, of whom `row_value` is printed, compare them with.
+    `may` and `must` are printed over vectors of tiles: `least_<number>` and `most_<number>` bound a tile's elements,
+    `low_<number>` and `high_<number>` what the rows, of whom `row_value` is printed, compare them with.
     """
 
+    number: int
     param: str
     tensor: TensorParam
     largest: int
@@ -149,7 +150,7 @@ class Shaping:
         numbers = {"int32": "int32", "int64": "int64", "bool": "int32", "bf16": "fp32", "fp16": "fp32", "fp32": "fp32"}
         return (
             *(Argument(f"param_{tensor.name}", "pointer", tensor.dtype) for tensor in self.tensors),
-            *(Argument(test.bounds, "pointer", test.tensor.dtype, varies=False) for test in self.scan),
+            *dict.fromkeys(Argument(test.bounds, "pointer", test.tensor.dtype, varies=False) for test in self.scan),
             *(Argument(name, "integer", "int32") for tensor in self.tensors for name in self.integers_of(tensor)),
             *((Argument("bounds_blocks", "integer", "int32"),) if self.scan else ()),
             *(
@@ -215,7 +216,8 @@ class _Shaper:
         hoisted, outer.statements = tuple(outer.statements), []
         found = self._alternatives()
         ranges = tuple(self._range(outer, each) for each in found) or (f"0, -1, {self._tile}",)
-        tests = tuple(self._scanned(outer, test) for each in found for test in each.tests)
+        element_tests = [test for each in found for test in each.tests]
+        tests = tuple(self._scanned(outer, number, test) for number, test in enumerate(element_tests, 1))
         sink = self._sink(outer)
         full, partial = self._step(outer, masked=False), self._step(outer, masked=True)
         assert not outer.statements, "everything that does not change in the loops has been hoisted"
@@ -285,14 +287,14 @@ class _Shaper:
         upper = outer.print(combined("min", found.uppers)).text if found.uppers else f"{self.around.kv_len} - 1"
         return f"{lower}, {upper}, {self._tile}"
 
-    def _scanned(self, outer: Scope, test: ElementTest) -> ScannedTest:
+    def _scanned(self, outer: Scope, number: int, test: ElementTest) -> ScannedTest:
         name = test.element.param
         tensor = tensor_param(self._param(name), self.spec)
         may, must = _TILE_TESTS[test.operator]
-        words = {word: f"{name}_{word}" for word in ("least", "most", "low", "high")}
+        words = {word: f"{word}_{number}" for word in ("least", "most", "low", "high")}
         largest = 2**63 - 1 if tensor.dtype == "int64" else 2**31 - 1
         value = outer.dialect.as_type(outer.print(test.value), param_type(self._param(name))).text
-        return ScannedTest(name, tensor, largest, value, may.format(**words), must.format(**words))
+        return ScannedTest(number, name, tensor, largest, value, may.format(**words), must.format(**words))
 
     def _param(self, name: str) -> Param:
         return next(param for param in self.spec.params if param.name == name)
@@ -364,10 +366,10 @@ class _Shaper:
 _TILE_TESTS: Mapping[str, tuple[str, str]] = {
     "==": (
         "({least} <= {high}) & ({most} >= {low})",
-        "({least} == {high}) & ({most} == {low}) & ({least} == {most})",
+        "({least} == {high}) & ({most} == {low})",
     ),
     "!=": (
-        "({least} != {high}) | ({most} != {low}) | ({least} != {most})",
+        "({least} != {high}) | ({most} != {low})",
         "({least} > {high}) | ({most} < {low})",
     ),
     "<": ("{least} < {high}", "{most} < {low}"),
