@@ -147,7 +147,7 @@ def surroundings(spec: Spec) -> Surroundings:
     names = {
         "q": Computed("q_position", "seq_len - 1", "int32"),
         "kv": position,
-        "h": Computed("head_index", "head.to(tl.int32)", "int32", row),
+        "h": Computed("head_index", "kv_head * GROUP + tl.minimum(group, GROUP - 1)", "int32", row),
         "kv_head": Value("kv_head", "int32"),
         "b": sequence,
         "q_token": sequence,
@@ -164,13 +164,11 @@ def surroundings(spec: Spec) -> Surroundings:
         "kv_start": Interval(0, 0),
         "q_len": Interval(1, 1),
         "kv_len": Interval(0, MOST_KEYS),
-        "h": Interval(0, spec.heads + 64),  # rows beyond the group are numbered on
+        "h": Interval(0, spec.heads - 1),
         "kv_head": Interval(0, spec.kv_heads - 1),
     }
     carries_sink = None if spec.split.kind == "none" else "tl.program_id(1) == 0"
-    return Surroundings(
-        names, ranges, "GROUP_TILE", "TILE", "group_live", "token_live", "token_seen", "seq_len", carries_sink
-    )
+    return Surroundings(names, ranges, "GROUP_TILE", "TILE", "token_live", "token_seen", "seq_len", carries_sink)
 
 
 def kernel(spec: Spec, name: str, source: Source) -> tuple[DecodeKernel, dict[str, float]]:

@@ -11,7 +11,7 @@ from dsl.expr.statements import KEYS, ROWS, Computed, Value
 from dsl.expr.to_triton import BOTH
 from dsl.layout import DimPiece
 from dsl.plan.module import Argument, Config, KernelPlan
-from dsl.plan.shaping import PLAIN, Shaping, Surroundings, scales, shape
+from dsl.plan.shaping import PLAIN, Shaping, Surroundings, has_expressions, scales, shape
 from dsl.plan.tiles import LOG2_E, head_dim_pieces
 from dsl.plan.tuned import tuned
 from dsl.source import Source
@@ -19,6 +19,7 @@ from dsl.spec import ITEMSIZE, Spec
 
 SEARCH = 32
 TILES_SCANNED = 64
+MOST_WARPS = 8
 TEMPLATE = "kernels/prefill.py.jinja"
 MOST_TOKENS = 2**30
 """Packed tokens of one launch, which the launcher checks."""
@@ -127,12 +128,12 @@ def surroundings(spec: Spec) -> Surroundings:
     """What the kernel has in scope for expressions: rows are query tokens of one head."""
     tokens, length = Interval(0, MOST_TOKENS - 1), Interval(0, MOST_TOKENS)
     names = {
-        "q": Computed("q_position", "kv_len - end + row", "int32", _ROW),
+        "q": Computed("q_position", "kv_len - end + tl.minimum(row, end - 1)", "int32", _ROW),
         "kv": Computed("kv_position", "tile + token", "int32", _KEY),
         "h": Value("head", "int32"),
         "kv_head": Value("kv_head", "int32"),
         "b": Value("segment", "int32"),
-        "q_token": Value("row", "int32", _ROW),
+        "q_token": Computed("q_token", "tl.minimum(row, end - 1)", "int32", _ROW),
         "kv_token": Computed("kv_token", "kv_start + tile + token", "int32", _KEY),
         "kv_start": Value("kv_start", "int32"),
         "q_len": Computed("q_len", "end - start", "int32"),
@@ -147,7 +148,7 @@ def surroundings(spec: Spec) -> Surroundings:
         "kv_head": Interval(0, spec.kv_heads - 1),
         "b": Interval(0, 2**31 - 1),
     }
-    return Surroundings(names, ranges, "BLOCK_Q", "BLOCK_KV", "row_live", "live", "seen", "kv_len", "owned")
+    return Surroundings(names, ranges, "BLOCK_Q", "BLOCK_KV", "live", "seen", "kv_len", "owned")
 
 
 def kernel(spec: Spec, name: str, source: Source) -> tuple[PrefillKernel, dict[str, float]]:
@@ -193,6 +194,7 @@ def shared_bytes(spec: Spec, constants: Mapping[str, int], num_stages: int, arch
     """An upper bound on the shared memory of one block.
 
     AMD's compiler keeps one operand at a time there; NVIDIA's keeps Q and the stages of K and V, and P in registers.
+    Which keys some row sees is reduced over all rows, and so over all warps.
     """
     size = ITEMSIZE[spec.dtype]
     rows, columns = constants["BLOCK_Q"], constants["BLOCK_KV"]
@@ -200,7 +202,8 @@ def shared_bytes(spec: Spec, constants: Mapping[str, int], num_stages: int, arch
     qk_dim, v_dim = sum(piece.extent for piece in qk), sum(piece.extent for piece in v)
     if architecture.is_amd:
         return size * (max(rows, columns) * max(qk_dim, v_dim) + rows * columns)
-    return size * (rows * qk_dim + num_stages * columns * (qk_dim + v_dim)) + 1024
+    reductions = 1024 + (4 * MOST_WARPS * columns if has_expressions(spec) else 0)
+    return size * (rows * qk_dim + num_stages * columns * (qk_dim + v_dim)) + reductions
 
 
 def configs(spec: Spec, architecture: Architecture) -> tuple[Config, ...]:
@@ -215,7 +218,8 @@ def configs(spec: Spec, architecture: Architecture) -> tuple[Config, ...]:
     else:
         shapes = [(128, 64, 8, 2), (64, 64, 8, 2), (64, 32, 8, 2), (32, 32, 4, 2), (16, 16, 4, 2)]
     launches = [(tiles(block_q, block_kv), warps, stages) for block_q, block_kv, warps, stages in shapes]
-    measured = tuned(spec, architecture.name)
+    # What was measured without expressions leaves no registers for them.
+    measured = None if has_expressions(spec) else tuned(spec, architecture.name)
     if measured is not None:
         constants = {name: measured[name] for name in tiles(0, 0)}
         launches.insert(0, (constants, measured["num_warps"], measured["num_stages"]))

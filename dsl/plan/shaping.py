@@ -36,15 +36,15 @@ from dsl.spec import Param, Spec
 class Surroundings:
     """What a kernel has in scope where expressions stand.
 
-    `names` maps the built-ins, `kv_start` and `score` to values; `rows` and `keys` are the printed extents of a tile;
-    `live_rows` and `live_keys` the names of the tests of what lies inside the sequence; `scores` is a tile of products.
+    `names` maps the built-ins, `kv_start` and `score` to values. Rows past a tile's last stand where that one stands:
+    they see and read the same. `rows` and `keys` are the printed extents of a tile. `live_keys` names
+    the test of the keys that lie inside the sequence, `seen` that of the keys that some row sees.
     """
 
     names: Mapping[str, Value | Computed]
     ranges: Ranges
     rows: str
     keys: str
-    live_rows: str
     live_keys: str
     seen: str
     kv_len: str
@@ -79,14 +79,9 @@ class ScannedTest:
     number: int
     param: str
     tensor: TensorParam
-    largest: int
     row_value: str
     may: str
     must: str
-
-    @property
-    def smallest(self) -> int:
-        return -self.largest - 1
 
     @property
     def bounds(self) -> str:
@@ -279,7 +274,7 @@ class _Shaper:
     def _tile(self) -> str:
         """The arguments of `_tile_ranges` behind the bounds."""
         around = self.around
-        return f"{around.live_rows}, {around.kv_len}, {around.keys}"
+        return f"{around.kv_len}, {around.keys}"
 
     def _range(self, outer: Scope, found: KeyRange) -> str:
         """The arguments of `_tile_ranges` for one range of keys."""
@@ -292,9 +287,9 @@ class _Shaper:
         tensor = tensor_param(self._param(name), self.spec)
         may, must = _TILE_TESTS[test.operator]
         words = {word: f"{word}_{number}" for word in ("least", "most", "low", "high")}
-        largest = 2**63 - 1 if tensor.dtype == "int64" else 2**31 - 1
-        value = outer.dialect.as_type(outer.print(test.value), param_type(self._param(name))).text
-        return ScannedTest(number, name, tensor, largest, value, may.format(**words), must.format(**words))
+        value = outer.print(test.value)
+        text = value.text if ROWS in value.axes else f"{value.text} + tl.zeros([1], tl.int32)"
+        return ScannedTest(number, name, tensor, text, may.format(**words), must.format(**words))
 
     def _param(self, name: str) -> Param:
         return next(param for param in self.spec.params if param.name == name)
@@ -333,7 +328,7 @@ class _Shaper:
         if ROWS not in value.axes:
             inner.statements.append(f"{around.seen} = {around.live_keys} & {value.text}  # [{around.keys}]")
             return f"{around.seen}[None, :]"
-        live = f"{around.live_keys}[None, :] & {around.live_rows}[:, None]"
+        live = f"{around.live_keys}[None, :]"
         inner.statements += [
             f"visible = {live} & {placed(value, BOTH)}  # {around.shapes[BOTH]}",
             f"{around.seen} = tl.max(visible.to(tl.int32), 0) > 0  # what no row sees may hold anything",
