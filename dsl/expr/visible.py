@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import product
 
-from dsl.expr.intervals import Ranges, fits, interval, known
+from dsl.expr.intervals import Interval, Ranges, fits, interval, known
 from dsl.expr.tree import Binary, Call, Constant, Expression, Index, Name, Unary
 
 LAST_KEY = 2**31 - 1
@@ -107,6 +107,38 @@ def most_keys(found: Alternatives, ranges: Ranges) -> int | None:
             return None
         total += max(min(widest), 0)
     return total if total <= _MANY_KEYS else None
+
+
+def leaves_no_hole(found: KeyRange, ranges: Ranges) -> bool:
+    """Whether neighbouring rows together see all keys between the first and the last that any of them sees.
+
+    So it is where the ranges of all rows begin, or end, at the same key, or hold a key that moves with the row.
+    """
+    if not found.exact or found.tests:
+        return False
+    lowers = [bound for bound in found.lowers if _varies(bound)]
+    uppers = [bound for bound in found.uppers if _varies(bound)]
+    if not lowers or not uppers:
+        return True
+    behind, ahead = ([_from_row(bound, ranges) for bound in bounds] for bounds in (lowers, uppers))
+    return all(low is not None and up is not None and low.high <= up.low for low, up in product(behind, ahead))
+
+
+def _varies(bound: Expression) -> bool:
+    """Whether a value differs between the rows of a sequence."""
+    return any(name in ("q", "q_token") for name in names_of(bound))
+
+
+def _from_row(bound: Expression, ranges: Ranges) -> Interval | None:
+    """How far a bound lies from the row's own position; None where that is not known."""
+    inner, offset = _without_offset(bound, ranges)
+    match inner:
+        case Name("q"):
+            return Interval(offset, offset)
+        case Binary("*", Binary("//", dividend, Constant(divisor)), Constant(factor)) if divisor == factor > 0:
+            found = _from_row(dividend, ranges) if fits(inner, ranges) else None
+            return None if found is None else Interval(found.low + offset - int(divisor) + 1, found.high + offset)
+    return None
 
 
 @dataclass(frozen=True, slots=True)

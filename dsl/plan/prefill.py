@@ -11,7 +11,16 @@ from dsl.expr.statements import KEYS, ROWS, Computed, Value
 from dsl.expr.to_triton import BOTH
 from dsl.layout import DimPiece
 from dsl.plan.module import Argument, Config, KernelPlan
-from dsl.plan.shaping import PLAIN, Shaping, Surroundings, has_expressions, scales, shape
+from dsl.plan.shaping import (
+    PLAIN,
+    Shaping,
+    Surroundings,
+    bounds_tell,
+    has_expressions,
+    pair_bytes,
+    scales,
+    shape,
+)
 from dsl.plan.tiles import LOG2_E, head_dim_pieces
 from dsl.plan.tuned import tuned
 from dsl.source import Source
@@ -194,7 +203,7 @@ def shared_bytes(spec: Spec, constants: Mapping[str, int], num_stages: int, arch
     """An upper bound on the shared memory of one block.
 
     AMD's compiler keeps one operand at a time there; NVIDIA's keeps Q and the stages of K and V, and P in registers.
-    Which keys some row sees is reduced over all rows, and so over all warps.
+    Which keys some row sees may be reduced over all rows, and so all warps; params read by pair are staged as well.
     """
     size = ITEMSIZE[spec.dtype]
     rows, columns = constants["BLOCK_Q"], constants["BLOCK_KV"]
@@ -203,7 +212,8 @@ def shared_bytes(spec: Spec, constants: Mapping[str, int], num_stages: int, arch
     if architecture.is_amd:
         return size * (max(rows, columns) * max(qk_dim, v_dim) + rows * columns)
     reductions = 1024 + (4 * MOST_WARPS * columns if has_expressions(spec) else 0)
-    return size * (rows * qk_dim + num_stages * columns * (qk_dim + v_dim)) + reductions
+    tables = rows * columns * pair_bytes(spec, surroundings(spec)) * max(num_stages - 1, 1)
+    return size * (rows * qk_dim + num_stages * columns * (qk_dim + v_dim)) + reductions + tables
 
 
 def configs(spec: Spec, architecture: Architecture) -> tuple[Config, ...]:
@@ -213,6 +223,9 @@ def configs(spec: Spec, architecture: Architecture) -> tuple[Config, ...]:
         shapes = [(64, 32, 8, 1), (32, 32, 4, 1), (16, 16, 4, 1)]
     elif architecture.is_amd:
         shapes = [(128, 64, 4, 1), (64, 64, 4, 1), (64, 32, 4, 1), (32, 32, 4, 1), (16, 16, 4, 1)]
+    elif 64 < dim <= 128 and spec.has_mask and not bounds_tell(spec, surroundings(spec)):
+        # The reduction over rows takes registers that scores of 64 keys leave too few of.
+        shapes = [(128, 32, 8, 2), (64, 32, 4, 2), (32, 32, 4, 2), (16, 16, 4, 2)]
     elif dim <= 128:
         shapes = [(128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 2), (16, 16, 4, 2)]
     else:

@@ -22,6 +22,7 @@ from dsl.expr.visible import (
     KeyRange,
     combined,
     hull,
+    leaves_no_hole,
     parts_of,
     visible_ranges,
 )
@@ -108,6 +109,7 @@ class Shaping:
     ranges: tuple[str, ...] = ()
     exact: tuple[bool, ...] = (True,)
     scan: tuple[ScannedTest, ...] = ()
+    bounds_tell: bool = False
     full: StepLines = StepLines()
     partial: StepLines = StepLines()
     functions: frozenset[str] = frozenset()
@@ -134,6 +136,16 @@ class Shaping:
     @property
     def both_exact(self) -> bool:
         return all(self.exact)
+
+    @property
+    def reduces(self) -> bool:
+        """Whether it takes a reduction over all rows to tell which keys some row sees."""
+        return self.masked and not self.bounds_tell
+
+    @property
+    def key_ranges(self) -> tuple[str, ...]:
+        """The arguments of `_seen_keys`: those of `_tile_ranges` without the tile."""
+        return tuple(text.rpartition(", ")[0] for text in self.ranges)
 
     @property
     def two_ranges(self) -> bool:
@@ -180,6 +192,25 @@ def place_of(spec: Spec, source: Source, field: str) -> str:
 def shape(spec: Spec, source: Source, around: Surroundings) -> Shaping:
     """Print a block's expressions for one kernel."""
     return _Shaper(spec, source, around).shape() if has_expressions(spec) else PLAIN
+
+
+def alternatives(spec: Spec, around: Surroundings) -> Alternatives:
+    """The ranges of keys that a tile of rows visits. Fixed splits begin at fixed keys, so they have one range."""
+    found = visible_ranges(spec.mask, around.ranges, element_tests=spec.family == "prefill")
+    return (hull(found),) if spec.split.kind == "fixed" and len(found) > 1 else found
+
+
+def bounds_tell(spec: Spec, around: Surroundings) -> bool:
+    """Whether the bounds of rows alone tell which keys some row of a tile sees."""
+    found = alternatives(spec, around)
+    return spec.family == "prefill" and bool(found) and all(leaves_no_hole(each, around.ranges) for each in found)
+
+
+def pair_bytes(spec: Spec, around: Surroundings) -> int:
+    """The bytes that mask and score read from params for each pair of a row and a key."""
+    dtypes = {param.name: param.dtype for param in spec.params}
+    read = {index for part in (spec.mask, spec.score) for index in _indices(part)}
+    return sum(_BYTES[dtypes[index.param]] for index in read if _axes(index, around.names) == BOTH)
 
 
 def scales(spec: Spec, shaping: Shaping) -> dict[str, float]:
@@ -230,6 +261,7 @@ class _Shaper:
             scan=tests,
             full=full,
             partial=partial,
+            bounds_tell=spec.has_mask and bounds_tell(spec, around),
             functions=_functions((*hoisted, *full.score, *partial.score, *partial.tests)),
             alternatives=found,
         )
@@ -266,9 +298,7 @@ class _Shaper:
         return f"# {place_of(self.spec, self.source, name)}"
 
     def _alternatives(self) -> Alternatives:
-        spec = self.spec
-        found = visible_ranges(spec.mask, self.around.ranges, element_tests=spec.family == "prefill")
-        return (hull(found),) if spec.split.kind == "fixed" and len(found) > 1 else found
+        return alternatives(self.spec, self.around)
 
     @property
     def _tile(self) -> str:
@@ -328,12 +358,23 @@ class _Shaper:
         if ROWS not in value.axes:
             inner.statements.append(f"{around.seen} = {around.live_keys} & {value.text}  # [{around.keys}]")
             return f"{around.seen}[None, :]"
-        live = f"{around.live_keys}[None, :]"
-        inner.statements += [
-            f"visible = {live} & {placed(value, BOTH)}  # {around.shapes[BOTH]}",
-            f"{around.seen} = tl.max(visible.to(tl.int32), 0) > 0  # what no row sees may hold anything",
-        ]
+        inner.statements.append(
+            f"visible = {around.live_keys}[None, :] & {placed(value, BOTH)}  # {around.shapes[BOTH]}"
+        )
+        inner.statements += self._seen(inner)
         return "visible"
+
+    def _seen(self, inner: Scope) -> list[str]:
+        """Which keys some row of the tile sees: what none sees may hold anything, NaN too."""
+        around = self.around
+        if not bounds_tell(self.spec, around):
+            return [f"{around.seen} = tl.max(visible.to(tl.int32), 0) > 0  # what no row sees may hold anything"]
+        position = inner.name("kv").text
+        found = self._alternatives()
+        suffixes = [""] if len(found) == 1 else ["_a", "_b"]
+        tests = [f"(({position} >= first_key{each}) & ({position} <= last_key{each}))" for each in suffixes]
+        test = tests[0][1:-1] if len(tests) == 1 else f"({' | '.join(tests)})"
+        return [f"{around.seen} = {around.live_keys} & {test}  # [{around.keys}]"]
 
     def _score(self, inner: Scope) -> None:
         around, spec = self.around, self.spec
@@ -358,6 +399,7 @@ class _Shaper:
         return found
 
 
+_BYTES = {"bool": 1, "bf16": 2, "fp16": 2, "fp32": 4, "int32": 4, "int64": 8}
 _TILE_TESTS: Mapping[str, tuple[str, str]] = {
     "==": (
         "({least} <= {high}) & ({most} >= {low})",
