@@ -5,13 +5,14 @@ Names are fields of `at`, tensors that broadcast to `[head, query, key]`; their 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dsl.expr.scope import BUILT_INS
 from dsl.expr.statements import KEYS, WORDS, Axes, Scope, Value, union
 from dsl.expr.to_triton import widest
-from dsl.expr.tree import Constant, Expression, Index, Type
+from dsl.expr.tree import Call, Constant, Expression, Index, Name, Type
+from dsl.expr.visible import parts_of
 
 _TYPES: Mapping[Type, str] = {
     "int32": "torch.int32",
@@ -26,6 +27,13 @@ _SIGNS = {
 }
 _COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
 _ANY: Axes = frozenset((KEYS,))
+
+
+def tensor(value: Value) -> str:
+    """A value as a tensor: a literal becomes one."""
+    if value.constant is None:
+        return value.text
+    return f"at.q.new_tensor({value.text}, dtype={_TYPES[value.type]})"
 
 
 @dataclass(frozen=True)
@@ -57,21 +65,21 @@ class Torch:
         if operator in _SIGNS:
             return f"{texts[0]} {_SIGNS[operator]} {texts[1]}"
         if operator == "//":
-            return f"_floor_divide({texts[0]}, {self.tensor(operands[1])})"
+            return f"_floor_divide({texts[0]}, {tensor(operands[1])})"
         if operator == "%":
-            return f"_floor_modulo({texts[0]}, {self.tensor(operands[1])})"
+            return f"_floor_modulo({texts[0]}, {tensor(operands[1])})"
         if operator == "not":
             return f"~{texts[0]}"
         if operator == "negative":
             return f"-{texts[0]}"
         if operator == "where":
-            branches = ", ".join(self.tensor(operand) for operand in operands[1:])
-            return f"torch.where({self.tensor(operands[0])}, {branches})"
+            branches = ", ".join(tensor(operand) for operand in operands[1:])
+            return f"torch.where({tensor(operands[0])}, {branches})"
         if operator in ("min", "max"):
             function = "torch.minimum" if operator == "min" else "torch.maximum"
-            result = self.tensor(operands[0])
+            result = tensor(operands[0])
             for operand in operands[1:]:
-                result = f"{function}({result}, {self.tensor(operand)})"
+                result = f"{function}({result}, {tensor(operand)})"
             return result
         if operator == "softcap":
             return f"torch.tanh({texts[0]} / {texts[1]}) * {texts[1]}"
@@ -79,14 +87,8 @@ class Torch:
             return f"_alibi({texts[0]})"
         return f"torch.{operator}({texts[0]})"
 
-    def tensor(self, value: Value) -> str:
-        """A value as a tensor: a literal becomes one."""
-        if value.constant is None:
-            return value.text
-        return f"at.q.new_tensor({value.text}, dtype={_TYPES[value.type]})"
-
     def element(self, scope: Scope, index: Index, indices: tuple[Value, ...]) -> Value:
-        written = ", ".join(self.tensor(value) for value in indices)
+        written = ", ".join(tensor(value) for value in indices)
         text = f'_element(at.params["{index.param}"], {written})'
         if index.type == "float":
             text += ".float()"
@@ -101,10 +103,59 @@ class TorchFunction:
     result: str
 
 
+def torch_outside(
+    expressions: Sequence[Expression],
+    heads: int,
+    numbers: Mapping[str, Type],
+    axes: Mapping[str, tuple[str | int, ...]],
+) -> TorchFunction | None:
+    """Where a branch that is taken reads a param at an index outside of it, as a function of `at`; None for nowhere."""
+    scope = _scope(heads, numbers)
+    found: list[str] = []
+    for expression in expressions:
+        _find_outside(scope, expression, (), axes, found)
+    if not found:
+        return None
+    for number, test in enumerate(found):
+        scope.statements.append(f"outside = {f'outside | ({test})' if number else test}")
+    return TorchFunction(tuple(scope.statements), "outside")
+
+
+def _find_outside(
+    scope: Scope,
+    expression: Expression,
+    taken: tuple[str, ...],
+    axes: Mapping[str, tuple[str | int, ...]],
+    found: list[str],
+) -> None:
+    if isinstance(expression, Call) and expression.function == "where":
+        condition, left, right = expression.arguments
+        _find_outside(scope, condition, taken, axes, found)
+        test = tensor(scope.print(condition))
+        _find_outside(scope, left, (*taken, test), axes, found)
+        _find_outside(scope, right, (*taken, f"~{test}"), axes, found)
+        return
+    for part in parts_of(expression):
+        _find_outside(scope, part, taken, axes, found)
+    if isinstance(expression, Index) and any(map(_may_miss, expression.indices, axes[expression.param])):
+        indices = ", ".join(tensor(scope.print(index)) for index in expression.indices)
+        test = scope.assign("misses", f'_is_outside(at.params["{expression.param}"], {indices})', "bool", _ANY)
+        found.append(" & ".join((*taken, test.text)))
+
+
+def _may_miss(index: Expression, axis: str | int) -> bool:
+    """A name that numbers the axis itself never lies outside; a key may, where a table holds more than a param."""
+    own = {"head": "h", "seq": "b"}.get(str(axis), str(axis))
+    return axis == "kv_token" or not (isinstance(index, Name) and index.name == own)
+
+
 def torch_function(expression: Expression, heads: int, numbers: Mapping[str, Type], kind: Type) -> TorchFunction:
     """An expression as a function of `at`. `numbers` are the params that are numbers."""
-    dialect = Torch(heads)
-    names = {name: Value(f'at.params["{name}"]', number, _ANY) for name, number in numbers.items()}
-    scope = Scope(dialect, {**{name: Value(f"at.{name}", t, _ANY) for name, t in BUILT_INS.items()}, **names}, {})
-    value = dialect.as_type(scope.print(expression), kind)
-    return TorchFunction(tuple(scope.statements), dialect.tensor(value))
+    scope = _scope(heads, numbers)
+    value = scope.dialect.as_type(scope.print(expression), kind)
+    return TorchFunction(tuple(scope.statements), tensor(value))
+
+
+def _scope(heads: int, numbers: Mapping[str, Type]) -> Scope:
+    names = {name: Value(f"at.{name}", kind, _ANY) for name, kind in BUILT_INS.items()}
+    return Scope(Torch(heads), {**names, **{n: Value(f'at.params["{n}"]', k, _ANY) for n, k in numbers.items()}}, {})

@@ -169,7 +169,7 @@ def _wide(value: Value, text: str) -> str:
 def widest(operands: tuple[Value, ...]) -> Type:
     """The type in which values are compared."""
     order: tuple[Type, ...] = ("bool", "int32", "int64", "float")
-    return max((operand.type for operand in operands), key=order.index)
+    return order[max(order.index(operand.type) for operand in operands)]
 
 
 def _divided(operator: str, operands: tuple[Value, ...], texts: tuple[str, ...], kind: Type) -> str:

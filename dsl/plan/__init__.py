@@ -76,9 +76,11 @@ def _title(blocks: tuple[BlockPlan, ...]) -> str:
 
 def _launch(spec: Spec, shaping: Shaping, extra: ExpressionPlan, hopper: bool) -> LaunchPlan:
     name = f"_{spec.family}"
+    may_miss = any(function.field == "outside" for function in extra.functions)
     if spec.family == "decode":
-        return decode_launch(spec, name, shaping, extra.most_keys is not None and spec.split.kind == "auto")
-    return prefill_launch(spec, name, shaping, hopper and not has_expressions(spec))
+        bounded = extra.most_keys is not None and spec.split.kind == "auto"
+        return replace(decode_launch(spec, name, shaping, bounded), may_miss=may_miss)
+    return replace(prefill_launch(spec, name, shaping, hopper and not has_expressions(spec)), may_miss=may_miss)
 
 
 def _against_hopper(spec: Spec, targets: Sequence[str] | None) -> str | None:

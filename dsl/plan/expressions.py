@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dsl.expr.to_torch import torch_function
+from dsl.expr.to_torch import torch_function, torch_outside
+from dsl.expr.tree import Type
 from dsl.expr.types import param_type
 from dsl.expr.visible import most_keys
 from dsl.plan.module import Argument, ExpressionPlan, KernelPlan, ReferenceFunction
@@ -32,7 +33,7 @@ def expressions(spec: Spec, source: Source, shaping: Shaping, around: Surroundin
     """The functions of the reference, and what is known of the mask."""
     if not has_expressions(spec):
         return ExpressionPlan()
-    numbers = {param.name: param_type(param) for param in spec.params if param.axes is None}
+    numbers: dict[str, Type] = {param.name: param_type(param) for param in spec.params if param.axes is None}
     wanted = {"mask": (spec.mask, "bool"), "score": (spec.score, "float"), "sink": (spec.sink, "float")}
     written = {"mask": spec.has_mask, "score": spec.has_score, "sink": spec.sink is not None}
     functions = []
@@ -42,5 +43,12 @@ def expressions(spec: Spec, source: Source, shaping: Shaping, around: Surroundin
             body = torch_function(expression, spec.heads, numbers, kind)
             place = place_of(spec, source, field)
             functions.append(ReferenceFunction(field, f"_{spec.name}_{field}", place, body.lines, body.result))
+    parts = tuple(part for part in (spec.mask, spec.score, spec.sink) if part is not None)
+    axes = {param.name: param.axes for param in spec.params if param.axes is not None}
+    outside = torch_outside(parts, spec.heads, numbers, axes)
+    if outside is not None:
+        name = f"_{spec.name}_outside"
+        title = "Where a branch that is taken reads a param outside of it."
+        functions.append(ReferenceFunction("outside", name, title, outside.lines, outside.result))
     bounds = bounds_kernel("_bounds_kernel") if shaping.scan else None
     return ExpressionPlan(tuple(functions), bounds, most_keys(shaping.alternatives, around.ranges))

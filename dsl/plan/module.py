@@ -64,6 +64,7 @@ class LaunchPlan:
     lse: bool
     params: tuple[HostParam, ...] = field(default=(), kw_only=True)
     has_expressions: bool = field(default=False, kw_only=True)
+    may_miss: bool = field(default=False, kw_only=True)
 
     @property
     def param_list(self) -> str:
@@ -334,6 +335,11 @@ class ModulePlan:
     @property
     def has_sink(self) -> bool:
         return any(block.spec.sink is not None for block in self.blocks)
+
+    @property
+    def may_miss(self) -> bool:
+        """Some param may be read outside of it."""
+        return any(launch.may_miss for launch in self.launches)
 
     @property
     def has_bounds(self) -> bool:
