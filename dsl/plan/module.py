@@ -326,7 +326,9 @@ class ModulePlan:
     @property
     def wants_grad(self) -> str:
         """The printed test of what a function is called with: numbers are among it where there are params."""
-        return 'getattr(tensor, "requires_grad", False)' if self.has_params else "tensor.requires_grad"
+        return (
+            "isinstance(tensor, torch.Tensor) and tensor.requires_grad" if self.has_params else "tensor.requires_grad"
+        )
 
     @property
     def has_expressions(self) -> bool:

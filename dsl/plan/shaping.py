@@ -99,7 +99,7 @@ class Shaping:
     """
 
     params: tuple[Param, ...] = ()
-    tensors: tuple[TensorParam, ...] = ()
+    tensors: tuple[TensorParam, ...] = field(default=(), compare=False)
     large: frozenset[tuple[str, int]] = frozenset()
     masked: bool = False
     scored: bool = False
