@@ -35,6 +35,7 @@ style: $(ready)
 
 golden: $(ready)
 	$(python) -m dsl build specs/*.attn
+	$(python) -m dsl build specs/models/*.attn -o generated/models
 
 clean:
 	rm -rf .venv .triton36 .pytest_cache .ruff_cache .hypothesis build dist

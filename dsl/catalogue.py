@@ -265,26 +265,6 @@ CATALOGUE: dict[str, Entry] = {
         "`kv = packed` (prefill of packed sequences). The other kinds are checked and can be computed by\n"
         "nobody yet.",
     ),
-    "ATTN502": Entry(
-        "a mask that no kernel applies yet",
-        "Every query sees every key of its sequence. Other masks are part of the language and are not planned\n"
-        "yet; `mask = true` is the default and may be written.",
-    ),
-    "ATTN503": Entry(
-        "a score that no kernel computes yet",
-        "The score of a key is the scaled product of query and key. Other score expressions are part of the\n"
-        "language and are not planned yet; `score = score` is the default and may be written.",
-    ),
-    "ATTN504": Entry(
-        "a sink that no kernel counts yet",
-        "A sink is one more logit in the denominator of the softmax. It is part of the language and is not\n"
-        "planned yet.",
-    ),
-    "ATTN505": Entry(
-        "a param that no kernel reads yet",
-        "Params are tensors and numbers that the caller passes. They are part of the language and are not\n"
-        "planned yet. A constant scale needs no param: `scale = 0.125`.",
-    ),
     "ATTN506": Entry(
         "a kv_dtype that no kernel reads yet",
         "Keys and values are read in the query's dtype. Quantised caches, and keys and values of another\n"

@@ -130,6 +130,10 @@ def launches(plan: ModulePlan, architecture: Architecture, all_variants: bool = 
             constants = {**block.constants, **used.constants, **chosen}
             options = {"num_warps": used.num_warps, "num_stages": used.num_stages}
             yield Launch(block.kernel, variant, types, constants, aligned, options, used.shared_bytes)
+        if bounds := block.expressions.bounds:
+            # The options of a launch that gives none: the launcher's own.
+            constants = {"BLOCK": config.constants["BLOCK_KV"]}
+            yield Launch(bounds, f"{block.spec.name} bounds", _types(block, bounds), constants, True, {}, None)
         if merge := block.merge:
             types, options = _types(block, merge.kernel), {"num_warps": merge.num_warps}
             yield Launch(merge.kernel, block.spec.name, types, merge.constants, True, options, None)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePath
 
 from dsl.architecture import ARCHITECTURES, architecture
+from dsl.derivation import derivation
 from dsl.layout import DimPiece, contiguous_slots
 from dsl.plan import plan_module
 from dsl.plan.cost import (
@@ -26,6 +27,7 @@ from dsl.plan.prefill_hopper import speculates
 from dsl.plan.refuse import BASE, TARGETS
 from dsl.plan.tiles import head_dim_pieces
 from dsl.plan.tuned import tuned
+from dsl.printer import print_expression
 from dsl.spec import ITEMSIZE, Case, Layout, Spec, SpecFile
 
 TYPICAL_GPU = ("sm90", 132)
@@ -74,13 +76,16 @@ def _block(plan: ModulePlan, block: BlockPlan) -> Iterator[str]:
     yield from _field("head_dim", _head_dim(spec))
     for label, text in _tensors(block):
         yield from _field(label, text)
+    cases = [case for workload in plan.file.workloads if workload.block == spec.name for case in workload.cases]
+    yield from _labelled("mask", _mask(block, cases))
+    for label, text in _expressions(spec):
+        yield from _field(label, text)
     yield from _labelled("tiles", _tiles(block))
     yield from _labelled("does not fit", (_unfit(name, needed) for name, needed in block.unfit.items()))
     yield from _field("grid", _grid(block))
     if isinstance(block.launch, DecodeLaunch):
         yield from _field("splits", _split_rule(block))
     yield from _field("variants", _variants(block))
-    cases = [case for workload in plan.file.workloads if workload.block == spec.name for case in workload.cases]
     yield from _labelled("workload", (_case(block, case) for case in cases) if cases else ["none"])
 
 
@@ -99,7 +104,8 @@ def _labelled(label: str, texts: Iterable[str]) -> Iterator[str]:
 
 def _signature(function: FunctionPlan) -> str:
     launch = function.launch
-    keywords = (*(f"{name}=None" for name in launch.result_names), "workspace=None", "check=False")
+    results = (f"{name}=None" for name in launch.result_names)
+    keywords = (*(param.name for param in launch.params), *results, "workspace=None", "check=False")
     return f"{function.name}({', '.join((*launch.arguments, '*', *keywords))}) -> {launch.returns}"
 
 
@@ -214,6 +220,30 @@ def _tensors(block: BlockPlan) -> Iterator[tuple[str, str]]:
             text += f"; a page is looked up for {lookup}; tile {shapes} at {access.tiles[0].address}"
         yield name, text
     yield "out", _layout(spec.out_layout, spec, spec.dtype)
+
+
+def _mask(block: BlockPlan, cases: list[Case]) -> Iterator[str]:
+    """What is known of a mask, with the typical GPU's tiles, and the longest sequence of a workload as an example."""
+    name, _ = TYPICAL_GPU
+    config = block.config(name)
+    if not block.spec.has_mask or config is None:
+        return
+    rows, keys = config.constants.get("BLOCK_Q", 1), config.constants.get("BLOCK_KV") or config.constants["TILE"]
+    lengths = [pair for case in cases for pair in zip(query_lengths(block.spec, case), case.kv_lens, strict=True)]
+    q_len, kv_len = max(lengths, key=lambda pair: pair[1], default=(4096, 4096))
+    yield from derivation(block, rows, keys, 1 if block.spec.query == "single" else q_len, kv_len)
+
+
+def _expressions(spec: Spec) -> Iterator[tuple[str, str]]:
+    """The other expressions, and where they stand in the computation."""
+    if spec.has_score:
+        yield "score", f"{print_expression(spec.score)}: in float32, after the scale and before the mask"
+    if spec.sink is not None:
+        split = "" if spec.split.kind == "none" or spec.query != "single" else ", which the first split alone carries"
+        yield "sink", f"{print_expression(spec.sink)}: one more logit of each row{split}"
+    for param in spec.params:
+        what = f"a tensor [{', '.join(map(str, param.axes))}]" if param.axes else "a number"
+        yield "param", f"{param.name}: {what} of type {param.dtype}"
 
 
 def _layout(layout: Layout, spec: Spec, dtype: str) -> str:

@@ -145,11 +145,14 @@ def offset(letter: str, layout: Layout, name: str, index: str) -> str:
     return " + ".join(terms)
 
 
-def paged_cache(tensor: str, letter: str, layout: Layout, pieces: tuple[DimPiece, ...]) -> CacheAccess:
+def paged_cache(
+    tensor: str, letter: str, layout: Layout, pieces: tuple[DimPiece, ...], live: str = "token_live"
+) -> CacheAccess:
     """Plan the addresses of a paged cache.
 
     The kernel has in scope: `<letter>_head` (pointer), `token_page`/`token_slot` `[TILE]` or `chunk_page`/`chunk_slot`
-    `[TILE // CHUNK]`, `token_live` `[TILE]` and `chunk_live` `[TILE // CHUNK]`, `in_chunk` `[CHUNK]`.
+    `[TILE // CHUNK]`, `live` `[TILE]` and `chunk_live` `[TILE // CHUNK]`, `in_chunk` `[CHUNK]`. `live` names the tokens
+    that are read.
     """
     chunked = layout[-1].name == "slot"
     index = "chunk" if chunked else "token"
@@ -166,7 +169,7 @@ def paged_cache(tensor: str, letter: str, layout: Layout, pieces: tuple[DimPiece
         head=f"{tensor} + {offset(letter, layout, 'kv_head', 'kv_head.to(tl.int64)')}" if has_heads else tensor,
         rows=f"{letter}_head + {place}",
         alignment=alignment,
-        tiles=tuple(make(letter, layout, piece) for piece in pieces),
+        tiles=tuple(make(letter, layout, piece, live) for piece in pieces),
     )
 
 
@@ -174,7 +177,7 @@ def _as_index(expression: str) -> str:
     return f"{expression}.to(INDEX)" if " + " not in expression else f"({expression}).to(INDEX)"
 
 
-def _row_tile(letter: str, layout: Layout, piece: DimPiece) -> Tile:
+def _row_tile(letter: str, layout: Layout, piece: DimPiece, token_live: str) -> Tile:
     last = layout[-1]
     name, dims = f"{letter}_tile{piece.suffix}", f"{letter}_dims{piece.suffix}"
     if last.part == "inner" and is_power_of_two(last.factor) and last.factor <= piece.extent:
@@ -191,7 +194,7 @@ def _row_tile(letter: str, layout: Layout, piece: DimPiece) -> Tile:
                 f"[{groups}, {width}]",
             ),
         ]
-        mask = "token_live[:, None, None]"
+        mask = f"{token_live}[:, None, None]"
         if piece.live:
             hoisted.append((f"{dims}_live", f"{group} < {piece.live} // {width}", f"[{groups}]"))
             mask += f" & {dims}_live[None, :, None]"
@@ -207,7 +210,7 @@ def _row_tile(letter: str, layout: Layout, piece: DimPiece) -> Tile:
             values=f"tl.reshape({name}, [TILE, {piece.size}])",
         )
     hoisted, live = _flat_dims(letter, layout, piece)
-    mask = "token_live[:, None]" + (f" & {live}[None, :]" if live else "")
+    mask = f"{token_live}[:, None]" + (f" & {live}[None, :]" if live else "")
     return Tile(
         name=name,
         suffix=piece.suffix,
@@ -221,7 +224,7 @@ def _row_tile(letter: str, layout: Layout, piece: DimPiece) -> Tile:
     )
 
 
-def _chunk_tile(letter: str, layout: Layout, piece: DimPiece) -> Tile:
+def _chunk_tile(letter: str, layout: Layout, piece: DimPiece, token_live: str) -> Tile:
     name, dims = f"{letter}_tile{piece.suffix}", f"{letter}_dims{piece.suffix}"
     hoisted, live = _flat_dims(letter, layout, piece)
     mask = "chunk_live[None, :, None]" + (f" & {live}[:, None, None]" if live else "")
@@ -234,7 +237,7 @@ def _chunk_tile(letter: str, layout: Layout, piece: DimPiece) -> Tile:
         mask=mask,
         shape=f"[{piece.size}, TILE // CHUNK, CHUNK]",
         keys=f"tl.reshape({name}, [{piece.size}, TILE])",
-        values=f"tl.trans(tl.where(token_live[None, :], tl.reshape({name}, [{piece.size}, TILE]), 0.0))",
+        values=f"tl.trans(tl.where({token_live}[None, :], tl.reshape({name}, [{piece.size}, TILE]), 0.0))",
     )
 
 

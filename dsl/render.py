@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 import jinja2
 
+from dsl.fit import fit
 from dsl.header import header_lines, short_hash
 from dsl.plan.module import ModulePlan
 from dsl.resources import templates_folder
@@ -62,6 +63,7 @@ def _tuple_text(value: object) -> str:
 def render(plan: ModulePlan) -> str:
     """The text of the module. Raises RenderError."""
     body = _print("module.py.jinja", plan=plan, library=_LIBRARY)
+    body = fit(body)
     body = body.replace(_LIBRARY, f"attn_{short_hash(body.encode())}")
     name = f"{plan.stem}.attn"
     command = f"python -m dsl build {name}"

@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 SPECS = sorted((ROOT / "specs").glob("*.attn"))
+MODELS = sorted((ROOT / "specs" / "models").glob("*.attn"))
 
 DECODE = """
 attention small {

@@ -15,7 +15,8 @@ from dsl.compile import CompileError, compile_function, compile_module
 from dsl.load import load
 from dsl.pipeline import build, read_source
 from dsl.plan import plan_module
-from tests.conftest import ROOT, SPECS
+from dsl.plan.shaping import has_expressions
+from tests.conftest import MODELS, ROOT, SPECS
 
 pytestmark = [
     pytest.mark.compile,
@@ -95,6 +96,78 @@ def test_goldens_compile_within_their_plan(stem: str, chip: str):
     assert kernels
     for kernel in kernels:
         assert kernel.fits and kernel.within_plan, (kernel.launch.kernel.name, kernel.launch.variant, kernel.compiled)
+
+
+FAST = ("sm90", "gfx942")
+MODEL_CHIPS = [
+    pytest.param(model, chip, marks=() if chip in FAST else pytest.mark.slow) for model in MODELS for chip in CHIPS
+]
+
+
+@pytest.mark.skipif(not NEWEST, reason="models are compiled under the newest version")
+@pytest.mark.parametrize(("model", "chip"), MODEL_CHIPS, ids=lambda value: getattr(value, "stem", value))
+def test_models_compile_within_their_plan_and_spill_nothing(model: Path, chip: str):
+    """Dimensions up to 128; a kernel without expressions keeps the tiles that were measured for it."""
+    plan = plan_module(load_spec(read_source(model)))
+    specs = {block.spec.name: block.spec for block in plan.blocks}
+    for kernel in compile_module(plan, ROOT / "generated" / "models" / f"{model.stem}.py", architecture(chip)):
+        assert kernel.fits and kernel.within_plan, (kernel.launch.kernel.name, kernel.launch.variant, kernel.compiled)
+        spec = specs[kernel.launch.variant.split()[0]]
+        if spec.head_dim_qk <= 128 and has_expressions(spec):
+            assert kernel.compiled.spill_bytes == 0, (kernel.launch.variant, kernel.compiled)
+
+
+EXPRESSIONS = """
+attention packed {
+    query = packed  kv = packed  dtype = bf16  heads = 6 / 2  head_dim = 64  lse = true
+    param slopes[head] : fp16  param bias[head, 40] : bf16  param power : fp32  param on : bool  param n : int64
+    param doc[q_token] : int64  param keep[kv_token] : bool
+    mask  = (doc[q_token] == doc[kv_token] or kv // 3 == q // n) and not (keep[kv_token] and q % 5 == 2)
+    score = where(on and kv % 2 == 0, softcap(score, 5) + slopes[h] * (kv - q) + bias[h, q - kv + 20],
+                  min(score, power, 3) * max(1, tanh(score)) - abs(score) / n)
+        + exp(-abs(score)) + log(1 + score * score) + sqrt(abs(score)) + alibi(h)
+    sink  = slopes[h] * 2
+}
+attention paged from packed { query = single  kv = paged(block = 16) }
+attention two_ranges from packed { mask = causal and (q - kv < 64 or kv < n) }
+"""
+
+
+@pytest.mark.parametrize("chip", FAST)
+def test_every_function_compiles(tmp_path: Path, chip: str):
+    spec = tmp_path / "expressions.attn"
+    spec.write_text(EXPRESSIONS)
+    plan = plan_module(load_spec(read_source(spec)))
+    kernels = compile_module(plan, build(spec, tmp_path), architecture(chip))
+    assert {kernel.launch.kernel.name for kernel in kernels} >= {
+        "_prefill_kernel",
+        "_prefill_kernel_2",
+        "_decode_kernel",
+    }
+    for kernel in kernels:
+        assert kernel.fits and kernel.within_plan, (kernel.launch.kernel.name, kernel.launch.variant, kernel.compiled)
+
+
+def test_masked_keys_and_values_are_read_in_16_bytes():
+    """In both families; a test by token on the contiguous axis of values would make every load one of 2 bytes."""
+    plan = plan_module(load_spec(read_source(ROOT / "specs" / "models" / "mistral.attn")))
+    path = ROOT / "generated" / "models" / "mistral.py"
+    for chip in ("sm90", "gfx942"):
+        for kernel in compile_module(plan, path, architecture(chip)):
+            narrow = r"global_load_ushort" if chip == "gfx942" else r"ld\.global\S*\.b16"
+            assert not re.search(narrow, kernel.compiled.code), (kernel.launch.variant, chip)
+
+
+@pytest.mark.parametrize("chip", ["sm90", "gfx942"])
+def test_masks_over_slots_read_16_bytes(tmp_path: Path, chip: str):
+    spec = tmp_path / "slots.attn"
+    fields = "query = single kv = paged(block = 16) dtype = bf16 heads = 8 / 2 head_dim = 128 mask = q - kv < 1000"
+    layouts = "k_cache = [block, kv_head, dim/8, slot, dim%8] v_cache = [block, kv_head, dim, slot]"
+    spec.write_text(f"attention slots {{ {fields} {layouts} }}")
+    plan = plan_module(load_spec(read_source(spec)))
+    kernel = compile_module(plan, build(spec, tmp_path), architecture(chip))[0]
+    narrow = r"global_load_ushort" if chip == "gfx942" else r"ld\.global\S*\.b16"
+    assert kernel.compiled.spill_bytes == 0 and not re.search(narrow, kernel.compiled.code)
 
 
 @pytest.mark.parametrize("chip", CHIPS)

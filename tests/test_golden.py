@@ -10,20 +10,24 @@ import pytest
 from click.testing import CliRunner
 
 from dsl.cli.group import group
-from tests.conftest import ROOT, SPECS
+from tests.conftest import MODELS, ROOT, SPECS
 
 GENERATED = ROOT / "generated"
 RULES = "E,F,I,W"
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.stem)
-def test_goldens_are_up_to_date(spec: Path):
-    run = CliRunner().invoke(group, ["build", "--diff", str(spec), "-o", str(GENERATED)])
+FOLDERS = [*((spec, GENERATED) for spec in SPECS), *((spec, GENERATED / "models") for spec in MODELS)]
+
+
+@pytest.mark.parametrize(("spec", "folder"), FOLDERS, ids=lambda path: path.stem)
+def test_goldens_are_up_to_date(spec: Path, folder: Path):
+    run = CliRunner().invoke(group, ["build", "--diff", str(spec), "-o", str(folder)])
     assert run.exit_code == 0, run.output
 
 
 def test_every_golden_has_its_spec():
     assert {path.stem for path in GENERATED.glob("*.py")} == {spec.stem for spec in SPECS}
+    assert {path.stem for path in (GENERATED / "models").glob("*.py")} == {spec.stem for spec in MODELS}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import ROOT, SPECS, run_python
 
 FLOORS = (
-    ("dsl.source", "dsl.architecture", "dsl.catalogue", "dsl.header", "dsl.resources"),
+    ("dsl.source", "dsl.architecture", "dsl.catalogue", "dsl.header", "dsl.resources", "dsl.fit"),
     ("dsl.diagnostics",),
     ("dsl.nodes", "dsl.expr.tree"),
     ("dsl.spec", "dsl.items"),
@@ -20,8 +20,8 @@ FLOORS = (
     ("dsl.syntax",),
     ("dsl.check",),
     ("dsl.plan", "dsl.printer"),
-    ("dsl.render", "dsl.fmt"),
-    ("dsl.emit",),
+    ("dsl.render", "dsl.fmt", "dsl.derivation"),
+    ("dsl.emit", "dsl.picture"),
     ("dsl.pipeline",),
     ("dsl.load",),
     ("dsl.compile", "dsl.verify"),

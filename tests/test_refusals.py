@@ -53,23 +53,18 @@ def test_every_code_of_the_plan_is_in_the_catalogue() -> None:
 
 
 def test_all_refusals_of_a_file_come_in_one_run_and_in_order() -> None:
-    text = block(DECODE, mask="causal", sink="1.0") + block(PREFILL, "other", score="score + 1.0", split="fixed(64)")
+    text = block(DECODE, kv_dtype="int8", v_cache="k_cache") + block(PREFILL, "other", split="fixed(64)")
     found = refusal(text).diagnostics
-    assert [finding.code for finding in found] == ["ATTN502", "ATTN504", "ATTN503", "ATTN508"]
-    assert [text[finding.span.start : finding.span.end] for finding in found] == [
-        "causal",
-        "1.0",
-        "score + 1.0",
-        "fixed(64)",
-    ]
+    assert [finding.code for finding in found] == ["ATTN506", "ATTN507", "ATTN508"]
+    assert [text[finding.span.start : finding.span.end] for finding in found] == ["int8", "k_cache", "fixed(64)"]
 
 
 def test_an_inherited_refusal_notes_its_base() -> None:
-    text = block(DECODE, mask="causal") + "attention derived from layer { heads = 16 }\n"
+    text = block(DECODE, kv_dtype="int8") + "attention derived from layer { heads = 16 }\n"
     first, second = refusal(text).diagnostics
-    assert text[first.span.start : first.span.end] == "causal"
+    assert text[first.span.start : first.span.end] == "int8"
     assert text[second.span.start : second.span.end] == "derived"
-    assert [text[span.start : span.end] for span, _ in second.related] == ["causal"]
+    assert [text[span.start : span.end] for span, _ in second.related] == ["int8"]
 
 
 @pytest.mark.parametrize(
@@ -77,6 +72,10 @@ def test_an_inherited_refusal_notes_its_base() -> None:
     [
         {"mask": "true"},
         {"mask": "not false"},
+        {"mask": "causal and q - kv < 128"},
+        {"score": "softcap(score, 30) + alibi(h) * (kv - q)"},
+        {"sink": "0.5"},
+        {"mask": "false"},
         {"score": "score"},
         {"kv_dtype": "bf16"},
         {"split": "none"},

@@ -14,12 +14,14 @@ from typing import TypeVar
 from dsl.architecture import ARCHITECTURES, UNLISTED
 from dsl.diagnostics import SpecError
 from dsl.plan import decode, decode_hopper, prefill, prefill_hopper
+from dsl.plan.expressions import expressions
 from dsl.plan.launch import decode_launch, prefill_launch
 from dsl.plan.merge import merge
 from dsl.plan.module import (
     BlockPlan,
     Config,
     DecodeHopperPlan,
+    ExpressionPlan,
     FunctionPlan,
     HopperPlan,
     KernelPlan,
@@ -28,6 +30,7 @@ from dsl.plan.module import (
     ModulePlan,
 )
 from dsl.plan.refuse import refusals, target_refusals
+from dsl.plan.shaping import Shaping, has_expressions
 from dsl.source import Source
 from dsl.spec import Spec, SpecFile
 
@@ -55,8 +58,9 @@ def plan_module(file: SpecFile, targets: Sequence[str] | None = None) -> ModuleP
     hopper = {spec.family for spec in file.attentions if against[spec.name] is None}
     blocks: dict[str, BlockPlan] = {}
     for spec in file.attentions:
-        launch = _launch(spec, spec.family in hopper)
-        blocks[spec.name] = _plan_block(spec, file.source, against[spec.name], launch, kernels, launches)
+        blocks[spec.name] = _plan_block(
+            spec, file.source, against[spec.name], spec.family in hopper, kernels, launches
+        )
     functions = [FunctionPlan(name, (block,), None, _title((block,))) for name, block in blocks.items()]
     for dispatch in file.dispatches:
         members = tuple(blocks[name] for name in dispatch.blocks)
@@ -73,10 +77,14 @@ def _title(blocks: tuple[BlockPlan, ...]) -> str:
     return f"{_TITLES[spec.family].capitalize()}: {spec.dtype}, heads {spec.heads}/{spec.kv_heads}, head_dim {dims}."
 
 
-def _launch(spec: Spec, hopper: bool) -> LaunchPlan:
+def _launch(spec: Spec, shaping: Shaping, extra: ExpressionPlan, hopper: bool) -> LaunchPlan:
     name = f"_{spec.family}"
-    make = decode_launch if spec.family == "decode" else prefill_launch
-    return make(spec, name, hopper)
+    may_miss = any(function.field == "outside" for function in extra.functions)
+    hopper = hopper and not has_expressions(spec)
+    if spec.family == "decode":
+        bounded = extra.most_keys is not None and spec.split.kind == "auto"
+        return replace(decode_launch(spec, name, shaping, bounded, hopper), may_miss=may_miss)
+    return replace(prefill_launch(spec, name, shaping, hopper), may_miss=may_miss)
 
 
 def _against_hopper(spec: Spec, targets: Sequence[str] | None) -> str | None:
@@ -90,13 +98,18 @@ def _plan_block(
     spec: Spec,
     source: Source,
     no_hopper: str | None,
-    launch: LaunchPlan,
+    any_hopper: bool,
     kernels: list[KernelPlan],
     launches: list[LaunchPlan],
 ) -> BlockPlan:
     family = _KERNELS[spec.family]
-    kernel, constants = family.kernel(spec, f"_{spec.family}_kernel")
+    kernel, constants = family.kernel(spec, f"_{spec.family}_kernel", source)
+    shaping = kernel.shaping
+    extra = expressions(spec, source, shaping, family.surroundings(spec))
+    launch = _launch(spec, shaping, extra, any_hopper)
     merging: MergePlan | None = None
+    if extra.bounds is not None:
+        extra = replace(extra, bounds=_share(extra.bounds, kernels))
     kernel = _share(kernel, kernels)
     if spec.family == "decode" and spec.split.kind != "none":
         merging = merge(spec, "_merge_kernel")
@@ -112,7 +125,7 @@ def _plan_block(
     configs, unfit = _fit(spec, family)
     place = (PurePath(source.name).name, source.position(spec.spans["name"].start)[0])
     launch = _share(launch, launches)
-    return BlockPlan(spec, kernel, launch, merging, hopper, paged, no_hopper, constants, configs, unfit, place)
+    return BlockPlan(spec, kernel, launch, merging, hopper, paged, no_hopper, extra, constants, configs, unfit, place)
 
 
 def _share_all(plan: DecodeHopperPlan, kernels: list[KernelPlan]) -> DecodeHopperPlan:

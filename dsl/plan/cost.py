@@ -114,6 +114,9 @@ def num_splits(block: BlockPlan, config: Mapping[str, int], seqs: int, width: in
     """What the generated launcher computes for a table `width` pages wide."""
     launch, spec = block.launch, block.spec
     assert isinstance(launch, DecodeLaunch) and spec.block is not None
+    most = block.expressions.most_keys
+    if launch.bounded and most is not None:
+        width = min(width, (most + config["TILE"]) // spec.block + 1)
     keys = width * spec.block
     if spec.split.kind == "none":
         return 1

@@ -6,13 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dsl.architecture import Architecture
+from dsl.expr.intervals import Interval
+from dsl.expr.statements import KEYS, ROWS, Computed, Value
+from dsl.expr.to_triton import BOTH
 from dsl.layout import CacheAccess, DimPiece, Tile, contiguous_slots, paged_cache
 from dsl.plan.module import Argument, Config, KernelPlan
-from dsl.plan.tiles import LOG2_E, head_dim_pieces, next_power_of_two
+from dsl.plan.shaping import PLAIN, Shaping, Surroundings, scales, shape
+from dsl.plan.tiles import head_dim_pieces, next_power_of_two
 from dsl.plan.tuned import tuned
+from dsl.source import Source
 from dsl.spec import ITEMSIZE, Spec
 
 TEMPLATE = "kernels/decode.py.jinja"
+MOST_KEYS = 2**31 - 2**16
+"""Keys that a row of the table holds at most, which the launcher checks."""
 OUTER_STRIDES = tuple(f"stride_{tensor}_{axis}" for tensor in ("q", "out") for axis in ("seq", "head"))
 
 
@@ -39,6 +46,36 @@ class DecodeKernel(KernelPlan):
     lse: bool
     precision: str
     rows: str = "GROUP_TILE"
+    shaping: Shaping = PLAIN
+
+    @property
+    def visits_ranges(self) -> bool:
+        """Whether the loop is over the tiles that some row sees."""
+        return self.shaping.masked
+
+    @property
+    def functions(self) -> frozenset[str]:
+        """The functions that expressions call."""
+        return self.shaping.functions
+
+    @property
+    def visible(self) -> str:
+        """The printed test of the keys that a row sees."""
+        return self.shaping.partial.visible or "token_live[None, :]"
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether every key of the sequence is seen."""
+        return not self.shaping.masked
+
+    @property
+    def two_ranges(self) -> bool:
+        return self.shaping.two_ranges
+
+    @property
+    def chunk_stop(self) -> str:
+        """The printed end of the keys that may be read."""
+        return "seq_len" if self.two_ranges else "stop"
 
     @property
     def caches(self) -> tuple[CacheAccess, CacheAccess]:
@@ -103,15 +140,47 @@ def _aligned(k: CacheAccess, v: CacheAccess) -> tuple[str, ...]:
     return (*OUTER_STRIDES, *(name for name, _ in k.strides), *(name for name, _ in v.strides))
 
 
-def kernel(spec: Spec, name: str) -> tuple[DecodeKernel, dict[str, float]]:
+def surroundings(spec: Spec) -> Surroundings:
+    """What the kernel has in scope for expressions: rows are query heads, all at the last key's position."""
+    row, key = frozenset((ROWS,)), frozenset((KEYS,))
+    position, sequence = Value("token_position", "int32", key), Computed("sequence", "seq.to(tl.int32)", "int32")
+    names = {
+        "q": Computed("q_position", "seq_len - 1", "int32"),
+        "kv": position,
+        "h": Computed("head_index", "kv_head * GROUP + tl.minimum(group, GROUP - 1)", "int32", row),
+        "kv_head": Value("kv_head", "int32"),
+        "b": sequence,
+        "q_token": sequence,
+        "kv_token": position,
+        "kv_start": Value("0", "int32", constant=0),
+        "q_len": Value("1", "int32", constant=1),
+        "kv_len": Value("seq_len", "int32"),
+        "score": Value("score", "float", BOTH),
+    }
+    ranges = {
+        "q": Interval(-1, MOST_KEYS - 1),
+        **dict.fromkeys(("kv", "kv_token"), Interval(0, MOST_KEYS - 1)),
+        **dict.fromkeys(("b", "q_token"), Interval(0, 2**31 - 1)),
+        "kv_start": Interval(0, 0),
+        "q_len": Interval(1, 1),
+        "kv_len": Interval(0, MOST_KEYS),
+        "h": Interval(0, spec.heads - 1),
+        "kv_head": Interval(0, spec.kv_heads - 1),
+    }
+    carries_sink = None if spec.split.kind == "none" else "tl.program_id(1) == 0"
+    return Surroundings(names, ranges, "GROUP_TILE", "TILE", "token_live", "token_seen", "seq_len", carries_sink)
+
+
+def kernel(spec: Spec, name: str, source: Source) -> tuple[DecodeKernel, dict[str, float]]:
     """The kernel text of a block and the constants of the block that it is launched with."""
     qk, v, dims = head_dim_pieces(spec.head_dim_qk, spec.head_dim_v)
+    shaping = shape(spec, source, surroundings(spec))
     k_access = paged_cache("k_cache", "k", spec.k_layout, qk)
-    v_access = paged_cache("v_cache", "v", spec.v_layout, v)
-    assert isinstance(spec.scale, float) and spec.block is not None
+    v_access = paged_cache("v_cache", "v", spec.v_layout, v, "token_seen" if shaping.masked else "token_live")
+    assert spec.block is not None
     group_tile = _group_tile(spec)
     constants: dict[str, float] = {
-        "SCALE_LOG2": spec.scale * LOG2_E,
+        **scales(spec, shaping),
         "KV_HEADS": spec.kv_heads,
         "GROUP": spec.group,
         "GROUP_TILE": group_tile,
@@ -141,6 +210,7 @@ def kernel(spec: Spec, name: str) -> tuple[DecodeKernel, dict[str, float]]:
         *((Argument("out_lse", "pointer", "fp32"),) if spec.lse else ()),
         *(Argument(tensor, "pointer", "fp32", varies=False) for tensor in ("split_out", "split_lse") if splits),
         *(Argument(integer, "integer", "int32") for integer in integers),
+        *shaping.arguments,
         *(Argument(constant, "constant", "") for constant in (*constants, *tile_constants)),
     )
     plan = DecodeKernel(
@@ -155,6 +225,7 @@ def kernel(spec: Spec, name: str) -> tuple[DecodeKernel, dict[str, float]]:
         split=spec.split.kind,
         lse=spec.lse,
         precision=', input_precision="ieee"' if spec.dtype == "fp32" else "",
+        shaping=shaping,
     )
     return plan, constants
 

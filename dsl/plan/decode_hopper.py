@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from dsl.layout import offset, stride_name
 from dsl.plan.boxes import PageBox, box_slots, padded_dim, page_box, reason_against_boxes
 from dsl.plan.module import Argument, DecodeHopperPlan, KernelPlan, RegistersPlan
+from dsl.plan.shaping import fields_of_expressions, has_expressions
 from dsl.plan.tiles import LOG2_E
 from dsl.plan.tuned import decode_work
 from dsl.spec import Axis, Layout, Spec
@@ -156,6 +157,8 @@ def reason_against(spec: Spec) -> str | None:
         return f"its head_dim is at most {LARGEST_HEAD_DIM}"
     if spec.group > ROWS:
         return f"at most {ROWS} query heads share a KV head"
+    if has_expressions(spec):
+        return f"it knows no {', '.join(fields_of_expressions(spec))}"
     assert spec.block is not None
     tile = _tile(spec)
     for tensor, layout, dim in (

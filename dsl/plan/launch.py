@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from dsl.layout import find, stride_arguments
 from dsl.plan.decode_hopper import OUTER, registers_strides
 from dsl.plan.module import LaunchPlan
+from dsl.plan.params import HostParam, host_params
+from dsl.plan.shaping import Shaping, has_expressions
 from dsl.spec import Axis, Layout, Spec
 
 
@@ -54,8 +56,9 @@ class DecodeLaunch(LaunchPlan):
     query_row: str
     out_row: str
     split: str
-    hopper: bool
-    registers_strides: tuple[Stride, ...]
+    hopper: bool = False
+    registers_strides: tuple[Stride, ...] = ()
+    bounded: bool = False
 
     @property
     def out_seq_stride(self) -> str:
@@ -109,8 +112,38 @@ class DecodeLaunch(LaunchPlan):
             *(f"{shape.argument}: {shape.axes}" for shape in self.shapes),
             "block_tables: [seq, page], the page of each run of keys; entries past a length may hold anything",
             "seq_lens: [seq], clamped to what a row of block_tables holds; 0 gives a row of zeros",
+            *(param.documentation for param in self.params),
             *_result_documentation(self.lse, "seq"),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ScannedParam:
+    """A param whose least and greatest element in each tile are found ahead: its bounds begin at `first` words."""
+
+    name: str
+    dtype: str
+    first: int
+
+    @property
+    def words(self) -> int:
+        return 4 if self.dtype == "int64" else 2
+
+    @property
+    def stop(self) -> int:
+        return self.first + self.words
+
+    @property
+    def torch_dtype(self) -> str:
+        return f"torch.{self.dtype}"
+
+
+def _scanned(shaping: Shaping) -> tuple[ScannedParam, ...]:
+    found: list[ScannedParam] = []
+    tensors = {test.param: test.tensor for test in shaping.scan}
+    for name, tensor in tensors.items():
+        found.append(ScannedParam(name, tensor.dtype, found[-1].stop if found else 0))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +160,17 @@ class PrefillLaunch(LaunchPlan):
     v_head_axis: int
     out_shape: str
     hopper: bool
+    scanned: tuple[ScannedParam, ...] = ()
+
+    @property
+    def scratch_argument(self) -> str:
+        """The printed argument for what the bounds of tiles are written to."""
+        return ", scratch" if self.scanned else ""
+
+    @property
+    def words(self) -> int:
+        """How many 32-bit words the bounds of a tile take."""
+        return sum(param.words for param in self.scanned)
 
     @property
     def out_strides(self) -> tuple[Stride, ...]:
@@ -137,6 +181,7 @@ class PrefillLaunch(LaunchPlan):
         return (
             *(f"{shape.argument}: {shape.axes}" for shape in self.shapes),
             "cu_seqlens_q, cu_seqlens_k: [seq + 1], where sequences begin; rows of no sequence become zeros",
+            *(param.documentation for param in self.params),
             *_result_documentation(self.lse, "q_token"),
         )
 
@@ -217,8 +262,10 @@ def _row(argument: str, layout: Layout) -> str:
     return row if layout.index(Axis("head")) < layout.index(Axis("dim")) else f"{row}.T"
 
 
-def decode_launch(spec: Spec, name: str, hopper: bool) -> DecodeLaunch:
-    """`hopper` tells whether any block of the module has Hopper kernels: all share one launch."""
+def decode_launch(spec: Spec, name: str, shaping: Shaping, bounded: bool, hopper: bool) -> DecodeLaunch:
+    """`bounded` tells whether it is known how many keys a query sees at most, `hopper` whether any block of the module
+    has Hopper kernels: all share one launch.
+    """
     q, k, v, out = spec.q_layout, spec.k_layout, spec.v_layout, spec.out_layout
     cache = ("block", "slot", "kv_head", "dim")
     strides = _strides(("q", "query", q), ("out", "out", out), ("k", "k_cache", k), ("v", "v_cache", v))
@@ -257,10 +304,18 @@ def decode_launch(spec: Spec, name: str, hopper: bool) -> DecodeLaunch:
         split=spec.split.kind,
         hopper=hopper,
         registers_strides=tuple(stride for stride in strides if stride.name in registers_strides(spec)),
+        bounded=bounded,
+        params=_params(spec, shaping, seq="seqs", q_token="seqs", kv_token="None"),
+        has_expressions=has_expressions(spec),
     )
 
 
-def prefill_launch(spec: Spec, name: str, hopper: bool) -> PrefillLaunch:
+def _params(spec: Spec, shaping: Shaping, **extents: str) -> tuple[HostParam, ...]:
+    words = {"head": "block.heads", "kv_head": "block.kv_heads", **extents}
+    return host_params(spec, words, shaping.large)
+
+
+def prefill_launch(spec: Spec, name: str, shaping: Shaping, hopper: bool) -> PrefillLaunch:
     """`hopper` tells whether any block of the module has a Hopper kernel: all share one launch."""
     q, k, v, out = spec.q_layout, spec.k_layout, spec.v_layout, spec.out_layout
     q_axes, kv_axes = ("q_token", "head", "dim"), ("kv_token", "kv_head", "dim")
@@ -297,4 +352,13 @@ def prefill_launch(spec: Spec, name: str, hopper: bool) -> PrefillLaunch:
         v_head_axis=v.index(Axis("kv_head")),
         out_shape=_result_shape("q", q, out),
         hopper=hopper,
+        scanned=_scanned(shaping),
+        params=_params(
+            spec,
+            shaping,
+            seq="cu_seqlens_q.numel() - 1",
+            q_token=f"q.size({q.index(Axis('q_token'))})",
+            kv_token=f"k.size({k.index(Axis('kv_token'))})",
+        ),
+        has_expressions=has_expressions(spec),
     )

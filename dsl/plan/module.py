@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from dsl.plan.params import HostParam
 from dsl.plan.tuned import DecodeWork, WorkTimes
 from dsl.spec import Spec, SpecFile
 
@@ -61,6 +62,39 @@ class LaunchPlan:
     template: str
     arguments: tuple[str, ...]
     lse: bool
+    params: tuple[HostParam, ...] = field(default=(), kw_only=True)
+    has_expressions: bool = field(default=False, kw_only=True)
+    may_miss: bool = field(default=False, kw_only=True)
+
+    @property
+    def param_list(self) -> str:
+        """The printed params behind the tensors of a helper's arguments."""
+        return "".join(f", {param.local}" for param in self.params)
+
+    @property
+    def param_arguments(self) -> tuple[tuple[str, str], ...]:
+        """What kernels get for params: (argument, printed value)."""
+        return tuple(argument for param in self.params for argument in param.arguments)
+
+    @property
+    def ignored(self) -> str:
+        """The printed params of a function that chooses by tensors alone."""
+        return ", *_" if self.params else ""
+
+    @property
+    def skips_empty(self) -> bool:
+        """Whether the reference passes over sequences without keys, whose rows stay as they are."""
+        return not self.has_expressions
+
+    @property
+    def call_names(self) -> tuple[str, ...]:
+        """What the public function hands to the launch, in order."""
+        return (*self.arguments, *(param.name for param in self.params))
+
+    @property
+    def kernel_names(self) -> tuple[str, ...]:
+        """What kernels call that."""
+        return (*self.arguments, *(param.local for param in self.params))
 
     @property
     def result_names(self) -> tuple[str, ...]:
@@ -185,6 +219,29 @@ class DecodeHopperPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class ReferenceFunction:
+    """One expression of a block in plain PyTorch: the field, where it was written, and the function's body."""
+
+    field: str
+    name: str
+    place: str
+    lines: tuple[str, ...]
+    result: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExpressionPlan:
+    """What a block's expressions add to its record: functions of the reference, and the kernel of tiles' bounds.
+
+    `most_keys` is how many keys a query sees at most, where that is known.
+    """
+
+    functions: tuple[ReferenceFunction, ...] = ()
+    bounds: KernelPlan | None = None
+    most_keys: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class BlockPlan:
     """One attention block: the numbers that make a kernel text its own.
 
@@ -200,6 +257,7 @@ class BlockPlan:
     hopper: HopperPlan | None
     decode_hopper: DecodeHopperPlan | None
     no_hopper: str | None
+    expressions: ExpressionPlan
     constants: Mapping[str, Number]
     configs: Mapping[str, Config]
     unfit: Mapping[str, int]
@@ -214,6 +272,16 @@ class BlockPlan:
     def provenance(self) -> str:
         """Where the block stands: the spec's base name and the line."""
         return f"{self.place[0]}:{self.place[1]}"
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether it is known how many keys a query sees at most."""
+        return self.expressions.most_keys is not None
+
+    @property
+    def scale_text(self) -> str:
+        """The printed scale: a number, or the name of a param."""
+        return f'"{self.spec.scale}"' if isinstance(self.spec.scale, str) else str(self.spec.scale)
 
     @property
     def torch_dtype(self) -> str:
@@ -257,6 +325,14 @@ class FunctionPlan:
     def chooser(self) -> str:
         """The printed function from tensors to block."""
         return f"_choose_{self.name}" if self.table else f"lambda *tensors, **named: {self.blocks[0].record}"
+
+    @property
+    def types(self) -> Mapping[str, str]:
+        """The types, in a schema, of what is passed: tensors, then params."""
+        return {
+            **dict.fromkeys(self.launch.arguments, "Tensor"),
+            **{param.name: param.schema for param in self.launch.params},
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +389,63 @@ class ModulePlan:
     def merged_splits(self) -> tuple[int, ...]:
         """The numbers of splits that the merges of Hopper kernels are compiled for."""
         return next(block.hopper.merged_splits for block in self.blocks if block.hopper)
+
+    @property
+    def has_params(self) -> bool:
+        return any(launch.params for launch in self.launches)
+
+    @property
+    def wants_grad(self) -> str:
+        """The printed test of what a function is called with: numbers are among it where there are params."""
+        return (
+            "isinstance(tensor, torch.Tensor) and tensor.requires_grad" if self.has_params else "tensor.requires_grad"
+        )
+
+    @property
+    def has_expressions(self) -> bool:
+        return any(launch.has_expressions for launch in self.launches)
+
+    @property
+    def has_sink(self) -> bool:
+        return any(block.spec.sink is not None for block in self.blocks)
+
+    @property
+    def may_miss(self) -> bool:
+        """Some param may be read outside of it."""
+        return any(launch.may_miss for launch in self.launches)
+
+    @property
+    def has_bounds(self) -> bool:
+        """Some block wants the least and the greatest element of a param in each tile of keys."""
+        return any(block.expressions.bounds for block in self.blocks)
+
+    @property
+    def has_most_keys(self) -> bool:
+        return any(block.expressions.most_keys is not None for block in self.blocks)
+
+    @property
+    def has_ranges(self) -> bool:
+        """Some kernel visits the tiles that its rows see."""
+        return any(getattr(kernel, "visits_ranges", False) for kernel in self.kernels)
+
+    @property
+    def has_two_ranges(self) -> bool:
+        return any(getattr(kernel, "two_ranges", False) for kernel in self.kernels)
+
+    @property
+    def reference_functions(self) -> tuple[ReferenceFunction, ...]:
+        return tuple(function for block in self.blocks for function in block.expressions.functions)
+
+    @property
+    def has_alibi(self) -> bool:
+        """Whether the reference of some block computes slopes."""
+        return any("_alibi(" in line for function in self.reference_functions for line in function.lines)
+
+    @property
+    def function_templates(self) -> tuple[str, ...]:
+        """The functions that expressions call, each once."""
+        used = {name for kernel in self.kernels for name in getattr(kernel, "functions", ())}
+        return tuple(f"functions/{name.removeprefix('_')}.py.jinja" for name in sorted(used))
 
     @property
     def has_ptx_values(self) -> bool:

@@ -6,14 +6,33 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dsl.architecture import UNLISTED, Architecture
+from dsl.expr.intervals import Interval
+from dsl.expr.statements import KEYS, ROWS, Computed, Value
+from dsl.expr.to_triton import BOTH
 from dsl.layout import DimPiece
 from dsl.plan.module import Argument, Config, KernelPlan
+from dsl.plan.shaping import (
+    PLAIN,
+    Shaping,
+    Surroundings,
+    bounds_tell,
+    has_expressions,
+    pair_bytes,
+    scales,
+    shape,
+)
 from dsl.plan.tiles import LOG2_E, head_dim_pieces
 from dsl.plan.tuned import tuned
+from dsl.source import Source
 from dsl.spec import ITEMSIZE, Spec
 
 SEARCH = 32
+TILES_SCANNED = 64
+MOST_WARPS = 8
 TEMPLATE = "kernels/prefill.py.jinja"
+MOST_TOKENS = 2**30
+"""Packed tokens of one launch, which the launcher checks."""
+_ROW, _KEY = frozenset((ROWS,)), frozenset((KEYS,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +47,15 @@ class PieceLoad:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The loads of one turn of the loop over whole tiles, or of the partial tile after it."""
+    """The loads of one turn of the loop over whole tiles, or of a partial tile, and the lines of its expressions.
+
+    `visible` is printed where scores are tested.
+    """
 
     partial: bool
+    tests: tuple[str, ...]
+    score: tuple[str, ...]
+    visible: str
     key_loads: tuple[PieceLoad, ...]
     value_loads: tuple[PieceLoad, ...]
 
@@ -43,6 +68,21 @@ class PrefillKernel(KernelPlan):
     precision: str
     whole: Step
     partial: Step
+    shaping: Shaping = PLAIN
+
+    @property
+    def visits_ranges(self) -> bool:
+        """Whether the loop is over the tiles that some row sees."""
+        return self.shaping.shaped
+
+    @property
+    def two_ranges(self) -> bool:
+        return self.shaping.two_ranges
+
+    @property
+    def functions(self) -> frozenset[str]:
+        """The functions that expressions call."""
+        return self.shaping.functions
 
     @property
     def signs_query(self) -> bool:
@@ -64,7 +104,10 @@ STRIDES = tuple(f"stride_{tensor}_{axis}" for tensor in ("q", "k", "v", "out") f
 INTEGERS = ("num_seqs", "q_tokens", "kv_tokens", "search_step", "stride_cu_q", "stride_cu_k")
 
 
-def _step(partial: bool, qk: tuple[DimPiece, ...], v: tuple[DimPiece, ...]) -> Step:
+def _step(partial: bool, qk: tuple[DimPiece, ...], v: tuple[DimPiece, ...], shaping: Shaping) -> Step:
+    lines = shaping.partial if partial else shaping.full
+    seen = "seen" if shaping.masked else "live"
+
     def mask(token: str, dim: str | None) -> str | None:
         tests = ([token] if partial else []) + ([dim] if dim else [])
         return " & ".join(tests) or None
@@ -82,20 +125,49 @@ def _step(partial: bool, qk: tuple[DimPiece, ...], v: tuple[DimPiece, ...]) -> S
         PieceLoad(
             piece.suffix,
             piece.size,
-            mask("live[:, None]", f"(v_dims{piece.suffix}[None, :] < {piece.live})" if piece.live else None),
+            mask(f"{seen}[:, None]", f"(v_dims{piece.suffix}[None, :] < {piece.live})" if piece.live else None),
             "",
         )
         for piece in v
     )
-    return Step(partial, keys, values)
+    return Step(partial, lines.tests, lines.score, lines.visible or "live[None, :]", keys, values)
 
 
-def kernel(spec: Spec, name: str) -> tuple[PrefillKernel, dict[str, float]]:
+def surroundings(spec: Spec) -> Surroundings:
+    """What the kernel has in scope for expressions: rows are query tokens of one head."""
+    tokens, length = Interval(0, MOST_TOKENS - 1), Interval(0, MOST_TOKENS)
+    names = {
+        "q": Computed("q_position", "kv_len - end + tl.minimum(row, end - 1)", "int32", _ROW),
+        "kv": Computed("kv_position", "tile + token", "int32", _KEY),
+        "h": Value("head", "int32"),
+        "kv_head": Value("kv_head", "int32"),
+        "b": Value("segment", "int32"),
+        "q_token": Computed("q_token", "tl.minimum(row, end - 1)", "int32", _ROW),
+        "kv_token": Computed("kv_token", "kv_start + tile + token", "int32", _KEY),
+        "kv_start": Value("kv_start", "int32"),
+        "q_len": Computed("q_len", "end - start", "int32"),
+        "kv_len": Value("kv_len", "int32"),
+        "score": Value("score", "float", BOTH),
+    }
+    ranges = {
+        "q": Interval(-MOST_TOKENS, MOST_TOKENS - 1),
+        **dict.fromkeys(("kv", "q_token", "kv_token"), tokens),
+        **dict.fromkeys(("q_len", "kv_len", "kv_start"), length),
+        "h": Interval(0, spec.heads - 1),
+        "kv_head": Interval(0, spec.kv_heads - 1),
+        "b": Interval(0, 2**31 - 1),
+    }
+    return Surroundings(names, ranges, "BLOCK_Q", "BLOCK_KV", "live", "seen", "kv_len", "owned")
+
+
+def kernel(spec: Spec, name: str, source: Source) -> tuple[PrefillKernel, dict[str, float]]:
     """The kernel text of a block and the constants of the block that it is launched with."""
     qk, v, dims = head_dim_pieces(spec.head_dim_qk, spec.head_dim_v)
-    assert isinstance(spec.scale, float)
-    constants = {"SCALE_LOG2": spec.scale * LOG2_E, "GROUP": spec.group, **dims, "SEARCH": SEARCH}
-    if spec.scale <= 0:
+    shaping = shape(spec, source, surroundings(spec))
+    constants = {**scales(spec, shaping), "GROUP": spec.group, **dims, "SEARCH": SEARCH}
+    if shaping.scan:
+        constants["TILES_SCANNED"] = TILES_SCANNED
+    if isinstance(spec.scale, float) and spec.scale <= 0 and not shaping.scored:
         constants |= {"SCALE_LOG2": abs(spec.scale or 1.0) * LOG2_E, "SIGN": -1.0 if spec.scale else 0.0}
     integers = (*INTEGERS, *STRIDES, *(("stride_lse_head", "stride_lse_token") if spec.lse else ()))
     arguments = (
@@ -104,6 +176,7 @@ def kernel(spec: Spec, name: str) -> tuple[PrefillKernel, dict[str, float]]:
         Argument("out", "pointer", "data"),
         *((Argument("out_lse", "pointer", "fp32"),) if spec.lse else ()),
         *(Argument(integer, "integer", "int32") for integer in integers),
+        *shaping.arguments,
         *(Argument(constant, "constant", "") for constant in (*constants, *tiles(0, 0), "ALIGNMENT", "INDEX")),
     )
     plan = PrefillKernel(
@@ -114,8 +187,9 @@ def kernel(spec: Spec, name: str) -> tuple[PrefillKernel, dict[str, float]]:
         v_pieces=v,
         lse=spec.lse,
         precision=', input_precision="ieee"' if spec.dtype == "fp32" else "",
-        whole=_step(False, qk, v),
-        partial=_step(True, qk, v),
+        whole=_step(False, qk, v, shaping),
+        partial=_step(True, qk, v, shaping),
+        shaping=shaping,
     )
     return plan, constants
 
@@ -129,6 +203,7 @@ def shared_bytes(spec: Spec, constants: Mapping[str, int], num_stages: int, arch
     """An upper bound on the shared memory of one block.
 
     AMD's compiler keeps one operand at a time there; NVIDIA's keeps Q and the stages of K and V, and P in registers.
+    Which keys some row sees may be reduced over all rows, and so all warps; params read by pair are staged as well.
     """
     size = ITEMSIZE[spec.dtype]
     rows, columns = constants["BLOCK_Q"], constants["BLOCK_KV"]
@@ -136,7 +211,9 @@ def shared_bytes(spec: Spec, constants: Mapping[str, int], num_stages: int, arch
     qk_dim, v_dim = sum(piece.extent for piece in qk), sum(piece.extent for piece in v)
     if architecture.is_amd:
         return size * (max(rows, columns) * max(qk_dim, v_dim) + rows * columns)
-    return size * (rows * qk_dim + num_stages * columns * (qk_dim + v_dim)) + 1024
+    reductions = 1024 + (4 * MOST_WARPS * columns if has_expressions(spec) else 0)
+    tables = rows * columns * pair_bytes(spec, surroundings(spec)) * max(num_stages - 1, 1)
+    return size * (rows * qk_dim + num_stages * columns * (qk_dim + v_dim)) + reductions + tables
 
 
 def configs(spec: Spec, architecture: Architecture) -> tuple[Config, ...]:
@@ -146,12 +223,16 @@ def configs(spec: Spec, architecture: Architecture) -> tuple[Config, ...]:
         shapes = [(64, 32, 8, 1), (32, 32, 4, 1), (16, 16, 4, 1)]
     elif architecture.is_amd:
         shapes = [(128, 64, 4, 1), (64, 64, 4, 1), (64, 32, 4, 1), (32, 32, 4, 1), (16, 16, 4, 1)]
+    elif 64 < dim <= 128 and spec.has_mask and not bounds_tell(spec, surroundings(spec)):
+        # The reduction over rows takes registers that scores of 64 keys leave too few of.
+        shapes = [(128, 32, 8, 2), (64, 32, 4, 2), (32, 32, 4, 2), (16, 16, 4, 2)]
     elif dim <= 128:
         shapes = [(128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 2), (16, 16, 4, 2)]
     else:
         shapes = [(128, 64, 8, 2), (64, 64, 8, 2), (64, 32, 8, 2), (32, 32, 4, 2), (16, 16, 4, 2)]
     launches = [(tiles(block_q, block_kv), warps, stages) for block_q, block_kv, warps, stages in shapes]
-    measured = tuned(spec, architecture.name)
+    # What was measured without expressions leaves no registers for them.
+    measured = None if has_expressions(spec) else tuned(spec, architecture.name)
     if measured is not None:
         constants = {name: measured[name] for name in tiles(0, 0)}
         launches.insert(0, (constants, measured["num_warps"], measured["num_stages"]))

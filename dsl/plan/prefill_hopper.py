@@ -7,6 +7,7 @@ from itertools import product
 
 from dsl.plan.module import Argument, HopperPlan, KernelPlan, MergePlan
 from dsl.plan.prefill import INTEGERS
+from dsl.plan.shaping import fields_of_expressions, has_expressions
 from dsl.plan.tiles import LOG2_E, head_dim_pieces, next_power_of_two
 from dsl.plan.tuned import work_times
 from dsl.spec import ITEMSIZE, Spec
@@ -151,6 +152,8 @@ def reason_against(spec: Spec) -> str | None:
         return "it computes in bf16 and fp16"
     if max(spec.head_dim_qk, spec.head_dim_v) > LARGEST_HEAD_DIM:
         return f"its head_dim is at most {LARGEST_HEAD_DIM}"
+    if has_expressions(spec):
+        return f"it knows no {', '.join(fields_of_expressions(spec))}"
     if not (isinstance(spec.scale, float) and spec.scale > 0):
         return "it takes the maximum of a row before the scale, which must be positive"
     return None

@@ -23,14 +23,6 @@ def refusals(spec: Spec) -> Iterator[Diagnostic]:
         yield refuse("ATTN501", "kv", "no kernel runs packed queries over a paged cache yet", "use `query = single`")
     if spec.family == "dense":
         yield refuse("ATTN501", "kv", "no kernel runs batched queries yet", "use `query = packed` and `kv = packed`")
-    if spec.has_mask:
-        yield refuse("ATTN502", "mask", "no kernel applies a mask yet")
-    if spec.has_score:
-        yield refuse("ATTN503", "score", "no kernel applies a score expression yet")
-    if spec.sink is not None:
-        yield refuse("ATTN504", "sink", "no kernel counts a sink yet")
-    for param in spec.params:
-        yield refuse("ATTN505", f"param {param.name}", "no kernel reads a param yet")
     if spec.kv_scale_axes is not None:
         yield refuse("ATTN506", "kv_dtype", "no kernel reads a quantised cache yet", f"use `kv_dtype = {spec.dtype}`")
     elif spec.kv_dtype != spec.dtype:

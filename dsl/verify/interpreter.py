@@ -8,6 +8,7 @@ file.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,8 @@ def repair() -> None:
     _repair_arithmetic(interpreter, builder)
     _repair_dot(interpreter, builder)
     _repair_scalars(interpreter)
+    _repair_conditions(interpreter, builder)
+    _repair_overflow(interpreter)
 
 
 def _is_bits(handle: Any) -> bool:
@@ -132,3 +135,21 @@ def _repair_scalars(interpreter: Any) -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = patch
+
+
+def _repair_conditions(interpreter: Any, builder: Any) -> None:
+    """A condition that is spread over a tile stays one; as released it becomes an integer, which masks no load."""
+    original = builder.create_splat
+
+    def splat(self: Any, result_type: Any, operand: Any) -> Any:
+        if operand.data.dtype != np.bool_:
+            return original(self, result_type, operand)
+        return interpreter.TensorHandle(np.full(result_type.shape, operand.data.item()), interpreter.tl.int1)
+
+    builder.create_splat = splat
+
+
+def _repair_overflow(interpreter: Any) -> None:
+    """Integers wrap, as they do on a GPU; as released the interpreter stops there."""
+    shared = interpreter.interpreter_builder
+    shared.options = dataclasses.replace(shared.options, sanitize_overflow=False)
