@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import random
 import re
 import tempfile
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 
+from dsl.expr.tiles import tile_range
 from dsl.load import load
 from dsl.pipeline import build
 from tests.interpreted import Interpreted
@@ -406,6 +408,75 @@ def test_a_score_of_minus_infinity_hides_a_key() -> None:
     out, lse = prefill("unseen", 5, 3)
     near(out, [0, 0, 0, 0.5, 1])
     near(lse, [-INF, -INF, 0, math.log(2), math.log(3)])
+
+
+PROBE = """
+
+@triton.jit
+def probe(lowers, uppers, out, kv_len, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    rows = tl.arange(0, ROWS)
+    first, stop, first_full, stop_full = _tile_ranges(tl.load(lowers + rows), tl.load(uppers + rows), kv_len, BLOCK)
+    first_key, last_key = _seen_keys(tl.load(lowers + rows), tl.load(uppers + rows), kv_len)
+    tl.store(out, first)
+    tl.store(out + 1, stop)
+    tl.store(out + 2, first_full)
+    tl.store(out + 3, stop_full)
+    tl.store(out + 4, first_key)
+    tl.store(out + 5, last_key)
+
+
+@triton.jit
+def probe_apart(bounds, out):
+    first, stop, far_first, far_stop = _apart(
+        tl.load(bounds), tl.load(bounds + 1), tl.load(bounds + 2), tl.load(bounds + 3)
+    )
+    tl.store(out, first)
+    tl.store(out + 1, stop)
+    tl.store(out + 2, far_first)
+    tl.store(out + 3, far_stop)
+"""
+
+
+@functools.cache
+def probes() -> ModuleType:
+    """A module of masks with kernels that hand out what its functions compute."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "probes.attn"
+        path.write_text(f"attention streaming {{ {PREFILL} mask = causal and (q - kv < 20 or kv < 4) }}")
+        module = Path(build(path, folder))
+        module.write_text(module.read_text() + PROBE)
+        return load(module)
+
+
+@interpreted.mark
+def test_the_kernel_visits_what_the_model_of_it_visits() -> None:
+    """The claims that test_intervals holds against brute force are those of dsl.expr.tiles."""
+    chance = random.Random(7)
+    for _ in range(150):
+        kv_len, block = chance.randrange(60), chance.choice((4, 8, 16))
+        lowers = torch.tensor([chance.randrange(-40, 70) for _ in range(8)], dtype=torch.int32)
+        uppers = torch.tensor([chance.randrange(-40, 70) for _ in range(8)], dtype=torch.int32)
+        if chance.random() < 0.5:
+            lowers, uppers = lowers.sort().values, uppers.sort().values
+        out = torch.empty(6, dtype=torch.int32)
+        probes().probe[(1,)](lowers, uppers, out, kv_len, 8, block)
+        pairs = list(zip(lowers.tolist(), uppers.tolist(), strict=True))
+        wanted = tile_range(pairs, kv_len, block)
+        assert out[:4].tolist() == [wanted.first, wanted.stop, wanted.first_full, wanted.stop_full]
+        seen = [key for key in range(kv_len) if any(lower <= key <= upper for lower, upper in pairs)]
+        assert out[4:].tolist() == ([seen[0], seen[-1]] if seen else [kv_len, -1])
+
+
+@interpreted.mark
+def test_two_ranges_have_every_tile_once() -> None:
+    chance = random.Random(8)
+    for _ in range(150):
+        ranges = [sorted((chance.randrange(12), chance.randrange(12))) for _ in range(2)]
+        out = torch.empty(4, dtype=torch.int32)
+        probes().probe_apart[(1,)](torch.tensor(ranges[0] + ranges[1], dtype=torch.int32), out)
+        near, far = range(*out[:2].tolist()), range(*out[2:].tolist())
+        assert sorted((*near, *far)) == sorted({*range(*ranges[0]), *range(*ranges[1])})
+        assert near.stop <= far.start
 
 
 @interpreted.mark
