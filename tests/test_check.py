@@ -380,7 +380,7 @@ def test_the_reference_names_every_field() -> None:
 
 
 def test_imports_of_a_module_are_no_names() -> None:
-    for path in (ROOT / "generated").glob("*.py"):
+    for path in (ROOT / "generated").rglob("*.py"):
         tree = ast.parse(path.read_text("utf-8"))
         imports = (node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom)))
         names = {(alias.asname or alias.name).partition(".")[0] for node in imports for alias in node.names}

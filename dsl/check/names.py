@@ -37,6 +37,7 @@ MODULE_NAMES = frozenset(
         "gl",
         "fence_async_shared",
         "mbarrier",
+        "mma_v2",
         "tma",
         "warpgroup_mma",
         "warpgroup_mma_wait",
