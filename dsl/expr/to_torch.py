@@ -61,7 +61,7 @@ class Torch:
         return scope.assign(WORDS[operator], self._spell(operator, operands, kind), kind, union(operands) | _ANY)
 
     def _spell(self, operator: str, operands: tuple[Value, ...], kind: Type) -> str:
-        texts = [operand.text for operand in operands]
+        texts = [tensor(operand) if operand.type == "bool" else operand.text for operand in operands]
         if operator in _SIGNS:
             return f"{texts[0]} {_SIGNS[operator]} {texts[1]}"
         if operator == "//":
@@ -131,16 +131,27 @@ def _find_outside(
     if isinstance(expression, Call) and expression.function == "where":
         condition, left, right = expression.arguments
         _find_outside(scope, condition, taken, axes, found)
-        test = tensor(scope.print(condition))
-        _find_outside(scope, left, (*taken, test), axes, found)
-        _find_outside(scope, right, (*taken, f"~{test}"), axes, found)
+        for branch, sign in ((left, ""), (right, "~")):
+            if _misses(branch, axes):
+                test = f"{sign}{tensor(scope.print(condition))}"
+                _find_outside(scope, branch, (*taken, test), axes, found)
         return
     for part in parts_of(expression):
         _find_outside(scope, part, taken, axes, found)
-    if isinstance(expression, Index) and any(map(_may_miss, expression.indices, axes[expression.param])):
+    if _is_miss(expression, axes):
+        assert isinstance(expression, Index)
         indices = ", ".join(tensor(scope.print(index)) for index in expression.indices)
         test = scope.assign("misses", f'_is_outside(at.params["{expression.param}"], {indices})', "bool", _ANY)
         found.append(" & ".join((*taken, test.text)))
+
+
+def _misses(expression: Expression, axes: Mapping[str, tuple[str | int, ...]]) -> bool:
+    """Whether some param in an expression may be read outside of it."""
+    return _is_miss(expression, axes) or any(_misses(part, axes) for part in parts_of(expression))
+
+
+def _is_miss(expression: Expression, axes: Mapping[str, tuple[str | int, ...]]) -> bool:
+    return isinstance(expression, Index) and any(map(_may_miss, expression.indices, axes[expression.param]))
 
 
 def _may_miss(index: Expression, axis: str | int) -> bool:

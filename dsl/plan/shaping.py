@@ -236,7 +236,10 @@ class _Shaper:
         spec, around = self.spec, self.around
         tensors = {param.name: tensor_param(param, spec) for param in spec.params if param.axes is not None}
         numbers = {param.name: _number(param) for param in spec.params if param.axes is None}
-        outer = Scope(Triton(tensors, around.ranges, spec.heads), {**around.names, **numbers}, around.shapes)
+        names = {**around.names, **numbers}
+        outer = Scope(Triton(tensors, around.ranges, spec.heads), names, around.shapes)
+        if spec.has_score:
+            names["score"] = Computed("score", f"scores * {self._scale(outer)}", "float", BOTH)
         # What is hoisted out of the loops is printed first: then it is known which names are taken.
         self._hoist(outer)
         hoisted, outer.statements = tuple(outer.statements), []
@@ -382,7 +385,7 @@ class _Shaper:
             if isinstance(spec.scale, str):
                 inner.statements += [self._place("scale"), f"scores = scores * {self._scale(inner)}"]
             return
-        inner.statements += [self._place("score"), f"score = scores * {self._scale(inner)}  # {around.shapes[BOTH]}"]
+        inner.statements.append(self._place("score"))
         value = inner.dialect.as_type(inner.print(spec.score), "float")
         same = placed(value, BOTH)
         whole = same if value.axes == BOTH else f"tl.zeros([{around.rows}, {around.keys}], tl.float32) + {same}"
