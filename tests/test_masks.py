@@ -231,6 +231,18 @@ def test_what_expressions_print_would_pass_a_reviewer(mask: str, score: str, fam
         assert run.returncode == 0, run.stdout.decode()
 
 
+def test_what_is_hoisted_is_not_mistaken_for_what_is_not() -> None:
+    """Two conditions of one shape, one of which has the key in it: only the other stands ahead of the loop."""
+    mask = "((b <= q and b < q) == (kv <= q and kv < h))"
+    fields = f"query = single kv = paged(block = 16) dtype = bf16 heads = 4 / 2 head_dim = 64 mask = {mask}"
+    plan = plan_module(load_spec(Source.from_text(f"attention layer {{ {fields} }}", "layer.attn")))
+    shaping = plan.blocks[0].kernel.shaping  # type: ignore[attr-defined]
+    names = [line.split(" = ")[0] for line in shaping.ahead if " = " in line]
+    assert len(names) == len(set(names)) and not any("==" in line for line in shaping.ahead)
+    later = "\n".join((*shaping.ahead, *shaping.partial.tests, *shaping.ranges))
+    assert all(later.count(name) > 1 for name in names), later
+
+
 # What bounds tell of the keys that a tile sees.
 
 

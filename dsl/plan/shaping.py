@@ -278,10 +278,10 @@ class _Shaper:
                 self._range(outer, each)
                 for test in each.tests:
                     outer.print(test.value)
-            outer.inner().print(spec.mask)
+            outer.inner("inner_").print(spec.mask)
 
         def score() -> None:
-            outer.inner().print(spec.score)
+            outer.inner("inner_").print(spec.score)
 
         def scale() -> None:
             self._scale(outer)
@@ -374,10 +374,12 @@ class _Shaper:
             return [f"{around.seen} = tl.max(visible.to(tl.int32), 0) > 0  # what no row sees may hold anything"]
         position = inner.name("kv").text
         found = self._alternatives()
-        suffixes = [""] if len(found) == 1 else ["_a", "_b"]
-        tests = [f"(({position} >= first_key{each}) & ({position} <= last_key{each}))" for each in suffixes]
-        test = tests[0][1:-1] if len(tests) == 1 else f"({' | '.join(tests)})"
-        return [f"{around.seen} = {around.live_keys} & {test}  # [{around.keys}]"]
+        if len(found) == 1:
+            test = f"({position} >= first_key) & ({position} <= last_key)"
+            return [f"{around.seen} = {around.live_keys} & {test}  # [{around.keys}]"]
+        tests = {side: f"({position} >= first_key_{side}) & ({position} <= last_key_{side})" for side in "ab"}
+        lines = [f"seen_{side} = {test}  # [{around.keys}]" for side, test in tests.items()]
+        return [*lines, f"{around.seen} = {around.live_keys} & (seen_a | seen_b)  # [{around.keys}]"]
 
     def _score(self, inner: Scope) -> None:
         around, spec = self.around, self.spec
