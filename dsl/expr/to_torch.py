@@ -58,6 +58,8 @@ class Torch:
             operands = (operands[0], *(self.as_type(operand, kind) for operand in operands[1:]))
         elif operator != "alibi":
             operands = tuple(self.as_type(operand, kind) for operand in operands)
+        if operator in ("min", "max") and len(operands) > 2:
+            operands = (self.operation(scope, operator, operands[:-1], kind), operands[-1])
         return scope.assign(WORDS[operator], self._spell(operator, operands, kind), kind, union(operands) | _ANY)
 
     def _spell(self, operator: str, operands: tuple[Value, ...], kind: Type) -> str:
@@ -73,14 +75,13 @@ class Torch:
         if operator == "negative":
             return f"-{texts[0]}"
         if operator == "where":
-            branches = ", ".join(tensor(operand) for operand in operands[1:])
-            return f"torch.where({tensor(operands[0])}, {branches})"
+            condition, *branches = operands
+            text = f"torch.where({tensor(condition)}, {branches[0].text}, {branches[1].text})"
+            are_literals = all(branch.constant is not None for branch in branches)
+            return f"{text}.to({_TYPES[kind]})" if are_literals else text
         if operator in ("min", "max"):
             function = "torch.minimum" if operator == "min" else "torch.maximum"
-            result = tensor(operands[0])
-            for operand in operands[1:]:
-                result = f"{function}({result}, {tensor(operand)})"
-            return result
+            return f"{function}({tensor(operands[0])}, {tensor(operands[1])})"
         if operator == "softcap":
             return f"torch.tanh({texts[0]} / {texts[1]}) * {texts[1]}"
         if operator == "alibi":
