@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -17,18 +19,20 @@ from hypothesis import strategies as st
 
 from dsl.check import load_spec
 from dsl.cli.group import group
+from dsl.diagnostics import SpecError
 from dsl.expr.visible import leaves_no_hole, visible_ranges
 from dsl.load import load
 from dsl.pipeline import build, read_source
 from dsl.plan import plan_module
 from dsl.plan.prefill import surroundings
 from dsl.printer import print_attention
+from dsl.render import render
 from dsl.source import Source
 from dsl.spec import Case, Spec
 from dsl.verify.inputs import make_inputs
 from dsl.verify.runner import verify_files
 from tests.conftest import MODELS, ROOT, run_python
-from tests.strategies import conditions
+from tests.strategies import conditions, scores
 from tests.test_intervals import PARAMS, element, spec_of, visible, world
 from tests.test_operator import compiled
 
@@ -204,6 +208,39 @@ def test_check_tells_of_an_index_outside(tmp_path: Path) -> None:
     *within, refused = done.stdout.decode().splitlines()
     assert within == ["within", "within too"]
     assert refused == "narrow: a visible pair of sequence 0 reads a param outside of it"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    mask=conditions(),
+    score=scores(),
+    family=st.sampled_from(("query = single kv = paged(block = 16)", "query = packed kv = packed")),
+    sink=st.sampled_from(("0", "slopes[h]", "-1.5 * slopes[h] + 2 * b")),
+)
+def test_what_expressions_print_would_pass_a_reviewer(mask: str, score: str, family: str, sink: str) -> None:
+    fields = f"{family} dtype = bf16 heads = 8 / 4 head_dim = 64 {PARAMS}"
+    text = f"attention layer {{ {fields} mask = {mask} score = {score} sink = {sink} }}"
+    try:
+        file = load_spec(Source.from_text(text, "layer.attn"))
+    except SpecError:
+        return  # a constant without a value
+    body = render(plan_module(file))
+    for command in (["check", "--select", "E,F,I,W", "-"], ["format", "--check", "-"]):
+        arguments = [sys.executable, "-m", "ruff", command[0], "--isolated", "--line-length", "120", *command[1:]]
+        run = subprocess.run(arguments, input=body.encode(), capture_output=True)
+        assert run.returncode == 0, run.stdout.decode()
+
+
+def test_what_is_hoisted_is_not_mistaken_for_what_is_not() -> None:
+    """Two conditions of one shape, one of which has the key in it: only the other stands ahead of the loop."""
+    mask = "((b <= q and b < q) == (kv <= q and kv < h))"
+    fields = f"query = single kv = paged(block = 16) dtype = bf16 heads = 4 / 2 head_dim = 64 mask = {mask}"
+    plan = plan_module(load_spec(Source.from_text(f"attention layer {{ {fields} }}", "layer.attn")))
+    shaping = plan.blocks[0].kernel.shaping  # type: ignore[attr-defined]
+    names = [line.split(" = ")[0] for line in shaping.ahead if " = " in line]
+    assert len(names) == len(set(names)) and not any("==" in line for line in shaping.ahead)
+    later = "\n".join((*shaping.ahead, *shaping.partial.tests, *shaping.ranges))
+    assert all(later.count(name) > 1 for name in names), later
 
 
 # What bounds tell of the keys that a tile sees.

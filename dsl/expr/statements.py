@@ -92,10 +92,11 @@ class Scope:
     statements: list[str] = field(default_factory=list)
     known: dict[tuple[str, Type], Value] = field(default_factory=dict)
     taken: dict[str, int] = field(default_factory=dict)
+    prefix: str = ""
 
-    def inner(self) -> Scope:
-        """A scope inside this one. What the outer one names later is not kept apart from its names."""
-        return Scope(self.dialect, self.names, self.shapes, self, taken=dict(self.taken))
+    def inner(self, prefix: str = "") -> Scope:
+        """A scope inside this one. Without a prefix for its names, the outer one may name nothing more."""
+        return Scope(self.dialect, self.names, self.shapes, self, taken=dict(self.taken), prefix=prefix)
 
     def print(self, expression: Expression) -> Value:
         """Print what an expression needs, and return its value."""
@@ -133,7 +134,7 @@ class Scope:
             if scope is not None and key in scope.known:
                 return scope.known[key]
         home.taken[word] = number = home.taken.get(word, 0) + 1
-        name = word if number == 1 else f"{word}_{number}"
+        name = f"{home.prefix}{word}" if number == 1 else f"{home.prefix}{word}_{number}"
         shape = self.shapes.get(axes)
         comment = f"  # {shape}" if shape else ""
         home.statements += [f"{name} = {lines[0]}", *lines[1:]]

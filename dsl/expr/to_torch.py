@@ -58,10 +58,12 @@ class Torch:
             operands = (operands[0], *(self.as_type(operand, kind) for operand in operands[1:]))
         elif operator != "alibi":
             operands = tuple(self.as_type(operand, kind) for operand in operands)
+        if operator in ("min", "max") and len(operands) > 2:
+            operands = (self.operation(scope, operator, operands[:-1], kind), operands[-1])
         return scope.assign(WORDS[operator], self._spell(operator, operands, kind), kind, union(operands) | _ANY)
 
     def _spell(self, operator: str, operands: tuple[Value, ...], kind: Type) -> str:
-        texts = [operand.text for operand in operands]
+        texts = [tensor(operand) if operand.type == "bool" else operand.text for operand in operands]
         if operator in _SIGNS:
             return f"{texts[0]} {_SIGNS[operator]} {texts[1]}"
         if operator == "//":
@@ -73,14 +75,13 @@ class Torch:
         if operator == "negative":
             return f"-{texts[0]}"
         if operator == "where":
-            branches = ", ".join(tensor(operand) for operand in operands[1:])
-            return f"torch.where({tensor(operands[0])}, {branches})"
+            condition, *branches = operands
+            text = f"torch.where({tensor(condition)}, {branches[0].text}, {branches[1].text})"
+            are_literals = all(branch.constant is not None for branch in branches)
+            return f"{text}.to({_TYPES[kind]})" if are_literals else text
         if operator in ("min", "max"):
             function = "torch.minimum" if operator == "min" else "torch.maximum"
-            result = tensor(operands[0])
-            for operand in operands[1:]:
-                result = f"{function}({result}, {tensor(operand)})"
-            return result
+            return f"{function}({tensor(operands[0])}, {tensor(operands[1])})"
         if operator == "softcap":
             return f"torch.tanh({texts[0]} / {texts[1]}) * {texts[1]}"
         if operator == "alibi":
@@ -131,16 +132,27 @@ def _find_outside(
     if isinstance(expression, Call) and expression.function == "where":
         condition, left, right = expression.arguments
         _find_outside(scope, condition, taken, axes, found)
-        test = tensor(scope.print(condition))
-        _find_outside(scope, left, (*taken, test), axes, found)
-        _find_outside(scope, right, (*taken, f"~{test}"), axes, found)
+        for branch, sign in ((left, ""), (right, "~")):
+            if _misses(branch, axes):
+                test = f"{sign}{tensor(scope.print(condition))}"
+                _find_outside(scope, branch, (*taken, test), axes, found)
         return
     for part in parts_of(expression):
         _find_outside(scope, part, taken, axes, found)
-    if isinstance(expression, Index) and any(map(_may_miss, expression.indices, axes[expression.param])):
+    if _is_miss(expression, axes):
+        assert isinstance(expression, Index)
         indices = ", ".join(tensor(scope.print(index)) for index in expression.indices)
         test = scope.assign("misses", f'_is_outside(at.params["{expression.param}"], {indices})', "bool", _ANY)
         found.append(" & ".join((*taken, test.text)))
+
+
+def _misses(expression: Expression, axes: Mapping[str, tuple[str | int, ...]]) -> bool:
+    """Whether some param in an expression may be read outside of it."""
+    return _is_miss(expression, axes) or any(_misses(part, axes) for part in parts_of(expression))
+
+
+def _is_miss(expression: Expression, axes: Mapping[str, tuple[str | int, ...]]) -> bool:
+    return isinstance(expression, Index) and any(map(_may_miss, expression.indices, axes[expression.param]))
 
 
 def _may_miss(index: Expression, axis: str | int) -> bool:

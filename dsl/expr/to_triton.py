@@ -77,6 +77,8 @@ class Triton:
             operands = (operands[0], *(self.as_type(operand, kind) for operand in operands[1:]))
         else:
             operands = tuple(self.as_type(operand, kind) for operand in operands)
+        if operator in ("min", "max") and len(operands) > 2:
+            operands = (self.operation(scope, operator, operands[:-1], kind), operands[-1])
         texts = tuple(placed(operand, axes) for operand in operands)
         return scope.assign(WORDS[operator], self._spell(scope, operator, operands, texts, kind), kind, axes)
 
@@ -94,11 +96,7 @@ class Triton:
         if operator == "where":
             return f"tl.where({', '.join(texts)})"
         if operator in ("min", "max"):
-            function = "tl.minimum" if operator == "min" else "tl.maximum"
-            result = texts[0]
-            for text in texts[1:]:
-                result = f"{function}({result}, {text})"
-            return result
+            return f"{'tl.minimum' if operator == 'min' else 'tl.maximum'}({texts[0]}, {texts[1]})"
         if operator == "softcap":
             return self._softcap(scope, operands, texts)
         return f"{_FUNCTIONS[operator]}({texts[0]})"

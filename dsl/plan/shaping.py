@@ -247,7 +247,10 @@ class _Shaper:
         spec, around = self.spec, self.around
         tensors = {param.name: tensor_param(param, spec) for param in spec.params if param.axes is not None}
         numbers = {param.name: _number(param) for param in spec.params if param.axes is None}
-        outer = Scope(Triton(tensors, around.ranges, spec.heads), {**around.names, **numbers}, around.shapes)
+        names = {**around.names, **numbers}
+        outer = Scope(Triton(tensors, around.ranges, spec.heads), names, around.shapes)
+        if spec.has_score:
+            names["score"] = Computed("score", f"scores * {self._scale(outer)}", "float", BOTH)
         # What is hoisted out of the loops is printed first: then it is known which names are taken.
         self._hoist(outer)
         hoisted, outer.statements = tuple(outer.statements), []
@@ -286,10 +289,10 @@ class _Shaper:
                 self._range(outer, each)
                 for test in each.tests:
                     outer.print(test.value)
-            outer.inner().print(spec.mask)
+            outer.inner("inner_").print(spec.mask)
 
         def score() -> None:
-            outer.inner().print(spec.score)
+            outer.inner("inner_").print(spec.score)
 
         def scale() -> None:
             self._scale(outer)
@@ -382,10 +385,12 @@ class _Shaper:
             return [f"{around.seen} = tl.max(visible.to(tl.int32), 0) > 0  # what no row sees may hold anything"]
         position = inner.name("kv").text
         found = self._alternatives()
-        suffixes = [""] if len(found) == 1 else ["_a", "_b"]
-        tests = [f"(({position} >= first_key{each}) & ({position} <= last_key{each}))" for each in suffixes]
-        test = tests[0][1:-1] if len(tests) == 1 else f"({' | '.join(tests)})"
-        return [f"{around.seen} = {around.live_keys} & {test}  # [{around.keys}]"]
+        if len(found) == 1:
+            test = f"({position} >= first_key) & ({position} <= last_key)"
+            return [f"{around.seen} = {around.live_keys} & {test}  # [{around.keys}]"]
+        tests = {side: f"({position} >= first_key_{side}) & ({position} <= last_key_{side})" for side in "ab"}
+        lines = [f"seen_{side} = {test}  # [{around.keys}]" for side, test in tests.items()]
+        return [*lines, f"{around.seen} = {around.live_keys} & (seen_a | seen_b)  # [{around.keys}]"]
 
     def _score(self, inner: Scope) -> None:
         around, spec = self.around, self.spec
@@ -393,7 +398,7 @@ class _Shaper:
             if isinstance(spec.scale, str):
                 inner.statements += [self._place("scale"), f"scores = scores * {self._scale(inner)}"]
             return
-        inner.statements += [self._place("score"), f"score = scores * {self._scale(inner)}  # {around.shapes[BOTH]}"]
+        inner.statements.append(self._place("score"))
         value = inner.dialect.as_type(inner.print(spec.score), "float")
         same = placed(value, BOTH)
         whole = same if value.axes == BOTH else f"tl.zeros([{around.rows}, {around.keys}], tl.float32) + {same}"
