@@ -172,7 +172,7 @@ def _github(source: Source, finding: Diagnostic) -> str:
     place = _place(source, finding.span)
     message = f"{finding.message}; {finding.help}" if finding.help else finding.message
     properties = {
-        "file": source.name,
+        "file": _visible(source.name),
         "line": place["line"],
         "endLine": place["end_line"],
         "col": place["column"],
@@ -231,6 +231,11 @@ def _window(line: str, start: int, length: int) -> tuple[str, int, int]:
     shown = prefix + _printable(line[left:right]) + suffix
     before = len(prefix) + _columns(line[left:start])
     return shown, before, max(1, _columns(line[start : min(end, right)]))
+
+
+def _visible(text: str) -> str:
+    """The text with nothing else that a terminal obeys than the line ends in it."""
+    return "".join(character if character.isprintable() or character in "\r\n" else "\ufffd" for character in text)
 
 
 def _printable(text: str) -> str:

@@ -184,9 +184,7 @@ TEXTS: dict[str, str | bytes] = {
     "nothing": b"",
     "NULs": b"\0" * 1_000_000,
     "random bytes": _random_bytes(1_000_000),
-    "a byte-order mark, then a bad byte in the middle of a letter's place": b"\xef\xbb\xbf"
-    + "é".encode() * 3
-    + b"\xff",
+    "a byte-order mark, then a bad byte": b"\xef\xbb\xbf" + "é".encode() * 3 + b"\xff",
     "a byte-order mark, then half a letter": b"\xef\xbb\xbf\xe2\x82",
     "two byte-order marks": b"\xef\xbb\xbf\xef\xbb\xbf" + HEAD.encode() + b"}",
     "UTF-16": (HEAD + "}").encode("utf-16"),

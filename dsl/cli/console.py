@@ -68,6 +68,7 @@ def table(rows: Table, color: bool) -> str:
 
 
 def colored_diff(diff: str) -> str:
+    diff = on_terminal(diff)
     if not wants_color(sys.stdout):
         return diff
     return "".join(_colored_diff_line(line) for line in diff.splitlines(keepends=True))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 from pathlib import Path
 
 import click
@@ -50,7 +49,7 @@ def fmt(context: click.Context, specs: tuple[str, ...], check: bool, show_diff: 
         elif spec == "-":
             result(text)
         elif changed:
-            written = attempt(spec, lambda path, text=text: replace_file(Path(os.path.realpath(path)), text))
+            written = attempt(spec, lambda path, text=text: replace_file(Path(path), text))
             worst = max(worst, written.exit)
             written.show_trouble()
             if written.exit == Exit.YES:
