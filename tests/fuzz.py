@@ -62,6 +62,13 @@ def corpus() -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(CORPUS.glob("*.attn"))}
 
 
+def seeds() -> list[bytes]:
+    """What mutations start from: the corpus, most of which is refused, and as many times again specs that build."""
+    good = [path.read_bytes() for path in (*SPECS, *sorted((ROOT / "tests" / "specs").glob("*.attn")))]
+    found = list(corpus().values())
+    return [*found, *good * (1 + len(found) // len(good))]
+
+
 def answer(data: bytes, count: Count) -> None:
     """Walk the whole road. Raises Fault, or whatever the tool lets out."""
     start = time.process_time()
@@ -168,9 +175,9 @@ def _repeat(data: bytes, chance: random.Random) -> bytes:
 _EDITS = (_flip, _insert, _number, _number, _drop, _repeat)
 
 
-def fuzz(count: int, seed: int, texts: list[bytes] | None = None) -> Count:
+def fuzz(count: int, seed: int) -> Count:
     """Answer that many texts; what goes wrong is in the result."""
-    texts = list(corpus().values()) if texts is None else texts
+    texts = seeds()
     chance, seen = random.Random(seed), Count()
     for _ in range(count):
         data = mutation(texts, chance)

@@ -51,7 +51,9 @@ def resolve(drafts: Drafts) -> None:
         if block.name is not None:
             _claim(drafts, block.name, "a dispatch" if isinstance(block, nodes.Dispatch) else "a block")
         if isinstance(block, nodes.Attention):
-            drafts.add(_draft(drafts, block, later))
+            draft = _derived(drafts, block, later)
+            drafts.add(draft)
+            _take_own(draft, block)
     if not later and not file.diagnostics:
         drafts.error("ATTN201", Span(0, 0), "the file has no attention block")
 
@@ -66,7 +68,8 @@ def _claim(drafts: Drafts, name: nodes.Name, what: str) -> None:
         drafts.error("ATTN206", name.span, message, related=[(first.span, "the first one")])
 
 
-def _draft(drafts: Drafts, block: nodes.Attention, later: set[str]) -> Draft:
+def _derived(drafts: Drafts, block: nodes.Attention, later: set[str]) -> Draft:
+    """The block with what it inherits."""
     draft = Draft(block=block, unknown=block.broken, unknown_base=block.name is None)
     base = _base(drafts, block, block.base, later) if block.base else None
     draft.base = base
@@ -77,6 +80,11 @@ def _draft(drafts: Drafts, block: nodes.Attention, later: set[str]) -> Draft:
         draft.unknown_base |= base.unknown_base
     elif block.base is not None:
         draft.unknown_base = True
+    return draft
+
+
+def _take_own(draft: Draft, block: nodes.Attention) -> None:
+    """Give a draft what its block says itself."""
     own: dict[tuple[type, str], nodes.Field | nodes.Param] = {}
     for item in sorted((*block.fields, *block.params), key=lambda item: item.span):
         first = own.setdefault((type(item), item.name.text), item)
@@ -93,7 +101,6 @@ def _draft(drafts: Drafts, block: nodes.Attention, later: set[str]) -> Draft:
         else:
             draft.fields[name] = item
             draft.inherited.discard(name)
-    return draft
 
 
 def _few_params(draft: Draft, own: dict[tuple[type, str], nodes.Field | nodes.Param]) -> None:
