@@ -84,8 +84,8 @@ def not_utf8(name: str, data: bytes, error: UnicodeDecodeError) -> SpecError:
 
 
 def quote(text: str, ticks: bool = True) -> str:
-    """A word of the user's as a message shows it: in backticks, and cut where it is long."""
-    shown = text if len(text) <= _LONGEST_WORD else f"{text[:40]}..."
+    """A word of the user's as a message shows it: in backticks, cut where it is long, and harmless to a terminal."""
+    shown = _printable(text if len(text) <= _LONGEST_WORD else f"{text[:40]}...")
     return f"`{shown}`" if ticks else shown
 
 

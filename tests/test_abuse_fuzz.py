@@ -16,7 +16,7 @@ from tests.strategies import buildable_specs
 
 ROUNDS = 20
 EACH = 1000
-REACHED = 0.93
+REACHED = 0.95
 """Of the lines of these stages, by the corpus; what else there is, the tests of each stage reach."""
 
 
@@ -24,7 +24,7 @@ def _nothing_wrong(seen: Count, texts: int) -> None:
     print(seen)
     assert seen.texts == texts == seen.refused + seen.built + len(seen.faults)
     assert not seen.faults, "\n".join(f"{data!r}\n{trouble}" for data, trouble in seen.faults[:3])
-    assert seen.refused > texts / 3 and seen.built > texts / 100
+    assert seen.refused > texts / 3 and seen.built
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -281,6 +281,17 @@ def test_a_hostile_text_is_answered_at_once(name: str, tmp_path: Path) -> None:
     assert best < 1
 
 
+@pytest.mark.parametrize("character", ["\x1f", "\x7f", "\x9b", "\u202e", "\u2028", "\ue000"])
+@pytest.mark.parametrize(
+    "text", ["@ = 1", "x @ y", HEAD + "@ = 1 }", HEAD + "mask = @ }", "attention @ { }", "dispatch d = [@]", "@"]
+)
+def test_no_finding_steers_a_terminal(character: str, text: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        load_spec(Source.from_text(text.replace("@", character)))
+    for form in ("human", "short", "github"):
+        assert character not in render(caught.value.source, caught.value.diagnostics, form)
+
+
 def test_a_string_with_lone_surrogates_is_refused_at_a_place() -> None:
     with pytest.raises(SpecError) as caught:
         load_spec(Source.from_text(HEAD + "\n mask = \ud800 }"))
