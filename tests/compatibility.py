@@ -25,7 +25,19 @@ UNPINNED = ("hypothesis",)
 """No one release of it runs under every Python."""
 
 WITHOUT_TORCH = (
-    *("abuse_files", "abuse_fuzz", "abuse_specs", "cases", "check", "cli", "emit", "fmt", "fuzz", "golden"),
+    *(
+        "abuse_files",
+        "abuse_fuzz",
+        "abuse_specs",
+        "abuse_streams",
+        "cases",
+        "check",
+        "cli",
+        "emit",
+        "fmt",
+        "fuzz",
+        "golden",
+    ),
     *("hopper_model", "imports", "load", "parse", "plot", "reproducible", "templates"),
 )
 NEEDS_TORCH = "not bench and not tune and not verify and not flash_attention"
