@@ -12,19 +12,20 @@ install := $(python) -m pip install --quiet
 ready := .venv/ready
 older_triton := .triton36/ready
 
-.PHONY: demo test test-all lint style golden clean
+.PHONY: demo test test-all lint style golden check-golden clean
 
 demo: $(ready)
 	$(python) -m dsl build specs/decode.attn
 	$(python) -m dsl verify specs/decode.attn
 
-test: $(ready) $(older_triton) style
+test: $(ready) $(older_triton) style check-golden
 	$(python) -m pytest -n $(JOBS) -m "not gpu and not slow"
 	PYTHONPATH=.triton36 $(python) -m pytest -n $(JOBS) -m "compile and not gpu and not slow"
 
-test-all: $(ready) $(older_triton) lint
+test-all: $(ready) lint check-golden
 	$(python) -m pytest -n $(JOBS) -m ""
-	PYTHONPATH=.triton36 $(python) -m pytest -n $(JOBS) -m compile
+	JOBS=$(JOBS) $(python) -m tests.compatibility pythons
+	JOBS=$(JOBS) $(python) -m tests.compatibility tritons
 
 lint: style
 	$(python) -m pyright
@@ -33,12 +34,15 @@ style: $(ready)
 	$(python) -m ruff check
 	$(python) -m ruff format --check
 
+check-golden: $(ready)
+	$(python) -m dsl build --diff specs/*.attn
+
 golden: $(ready)
 	$(python) -m dsl build specs/*.attn
 	$(python) -m dsl build specs/models/*.attn -o generated/models
 
 clean:
-	rm -rf .venv .triton36 .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .triton36 .compat .pytest_cache .ruff_cache .hypothesis build dist
 
 # Triton is installed apart, without its dependants' say: torch pins one version, and the kernels run on several.
 $(ready): constraints.txt pyproject.toml

@@ -64,7 +64,12 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "ATTN110": Entry(
         "a file that is too long",
-        "A spec has at most 20,000 words and signs, comments not counted. Split it into several files.",
+        "A spec has at most 20,000 words and signs, comments not counted, and at most 1 MiB (1,048,576 bytes) in\n"
+        "all. Split it into several files.",
+    ),
+    "ATTN111": Entry(
+        "too many mistakes",
+        "The first 100 mistakes of a file are reported. What comes after them is not, and may be wrong as well.",
     ),
     "ATTN201": Entry(
         "a file without an attention block",
@@ -140,6 +145,10 @@ CATALOGUE: dict[str, Entry] = {
         "kinds of query and kv that do not go together",
         "single goes with paged (decode), packed with packed (prefill of packed sequences) or with paged\n"
         "(chunked prefill, mixed batches), batched with batched (dense tensors).",
+    ),
+    "ATTN215": Entry(
+        "too many params",
+        "A block has at most 64 params, those of its base included. A tensor param holds many numbers.",
     ),
     "ATTN301": Entry(
         "a value of the wrong kind",

@@ -18,7 +18,11 @@ Form = Literal["human", "short", "json", "github"]
 
 SCHEMA = "attnspec.diagnostics/1"
 
+MOST_FINDINGS = 100
+"""More are cut off: nobody reads them, and a file of nothing but mistakes must not take long to answer."""
+
 _LONGEST_WORD = 64
+_MOST_COMPARED = 640
 _WIDEST_LINE = 120
 _TAB = "    "
 _SYNONYMS = {
@@ -53,8 +57,21 @@ class SpecError(Exception):
 
     def __init__(self, source: Source, diagnostics: Iterable[Diagnostic]) -> None:
         self.source = source
-        self.diagnostics = sorted(diagnostics, key=lambda finding: (finding.span.start, finding.span.end, finding.code))
+        self.diagnostics = limited(diagnostics)
         super().__init__("\n".join(finding.message for finding in self.diagnostics))
+
+
+def limited(findings: Iterable[Diagnostic]) -> list[Diagnostic]:
+    """The findings, the last of them standing for all that a file has too many of."""
+    found = sorted(findings, key=lambda finding: (finding.span.start, finding.span.end, finding.code))
+    if len(found) <= MOST_FINDINGS:
+        return found
+    return [*found[:MOST_FINDINGS], too_many(found[MOST_FINDINGS].span)]
+
+
+def too_many(place: Span) -> Diagnostic:
+    """What stands for the findings that are cut off."""
+    return Diagnostic("ATTN111", place, "too many mistakes: what follows is not reported", "correct the others first")
 
 
 def not_utf8(name: str, data: bytes, error: UnicodeDecodeError) -> SpecError:
@@ -67,8 +84,8 @@ def not_utf8(name: str, data: bytes, error: UnicodeDecodeError) -> SpecError:
 
 
 def quote(text: str, ticks: bool = True) -> str:
-    """A word of the user's as a message shows it: in backticks, and cut where it is long."""
-    shown = text if len(text) <= _LONGEST_WORD else f"{text[:40]}..."
+    """A word of the user's as a message shows it: in backticks, cut where it is long, and harmless to a terminal."""
+    shown = _printable(text if len(text) <= _LONGEST_WORD else f"{text[:40]}...")
     return f"`{shown}`" if ticks else shown
 
 
@@ -79,8 +96,8 @@ def one_of(words: Sequence[str]) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that an unknown one is likely to stand for."""
-    words = list(known)
+    """The known name that an unknown one is likely to stand for; of a great many only the first are looked at."""
+    words = _first(known, _MOST_COMPARED)
     if _SYNONYMS.get(name) in words:
         return _SYNONYMS[name]
     if len(name) > _LONGEST_WORD:
@@ -88,6 +105,17 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     import difflib
 
     return next(iter(difflib.get_close_matches(name, words, n=1, cutoff=0.6)), None)
+
+
+def _first(words: Iterable[str], characters: int) -> list[str]:
+    """As many of the words as have that many characters in all."""
+    taken = []
+    for word in words:
+        characters -= len(word)
+        if characters < 0:
+            break
+        taken.append(word)
+    return taken
 
 
 def near(name: str, known: Iterable[str]) -> str | None:
@@ -144,7 +172,7 @@ def _github(source: Source, finding: Diagnostic) -> str:
     place = _place(source, finding.span)
     message = f"{finding.message}; {finding.help}" if finding.help else finding.message
     properties = {
-        "file": source.name,
+        "file": _visible(source.name),
         "line": place["line"],
         "endLine": place["end_line"],
         "col": place["column"],
@@ -203,6 +231,11 @@ def _window(line: str, start: int, length: int) -> tuple[str, int, int]:
     shown = prefix + _printable(line[left:right]) + suffix
     before = len(prefix) + _columns(line[left:start])
     return shown, before, max(1, _columns(line[start : min(end, right)]))
+
+
+def _visible(text: str) -> str:
+    """The text with nothing else that a terminal obeys than the line ends in it."""
+    return "".join(character if character.isprintable() or character in "\r\n" else "\ufffd" for character in text)
 
 
 def _printable(text: str) -> str:

@@ -5,15 +5,21 @@ A file changes whole or not at all, and a file that somebody else wrote, or edit
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import errno
 import os
 import secrets
 import tempfile
+import time
 from pathlib import Path
 from typing import Literal
 
 from dsl.header import is_edited, is_generated
+
+_TEMPORARY = ".attnspec-"
+_ABANDONED_AFTER = 3600.0
+"""Seconds."""
 
 
 class EmitError(Exception):
@@ -31,6 +37,8 @@ def emit(text: str, path: str | Path, *, force: bool = False) -> Literal["writte
         return "unchanged"
     if present is not None and not force:
         _refuse_foreign(present, path)
+    # Before, so that what cannot be removed stops the change; after, since somebody may have imported meanwhile.
+    _remove_bytecode(path)
     replace_file(path, text)
     _remove_bytecode(path)
     return "written"
@@ -49,6 +57,7 @@ def compare(text: str, path: str | Path) -> str | None:
 
 def _read(path: Path) -> str | None:
     """The file's text, None where there is no file. Bytes that are not UTF-8 come back as characters never rendered."""
+    _refuse_what_is_no_file(path)
     try:
         return path.read_text(encoding="utf-8", errors="surrogateescape")
     except FileNotFoundError:
@@ -68,11 +77,14 @@ def replace_file(path: Path, text: str) -> None:
     A link's target is written, and what is no regular file is refused.
     """
     given, path = path, Path(os.path.realpath(path))
-    temporary = path.with_name(f".{secrets.token_hex(8)}")
+    temporary = path.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}")
     try:
         _refuse_what_is_no_file(path)
+        _remove_abandoned(path.parent)
         with open(temporary, "x", encoding="utf-8", newline="\n") as file:
             file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
         if path.exists():
             temporary.chmod(path.stat().st_mode & 0o7777)
         os.replace(temporary, path)
@@ -81,6 +93,15 @@ def replace_file(path: Path, text: str) -> None:
         raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Drop what runs that were killed left behind; what is young may still be written by another process."""
+    latest = time.time() - _ABANDONED_AFTER
+    for temporary in folder.glob(f"{_TEMPORARY}*"):
+        with contextlib.suppress(OSError):
+            if temporary.stat().st_mtime < latest:
+                temporary.unlink()
 
 
 def check_writable(path: Path) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import keyword
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from dsl.diagnostics import not_utf8
 from dsl.emit import emit
-from dsl.source import Source
+from dsl.source import Source, read_bytes
 
 _SHADOWED = frozenset({"torch", "triton"}) | frozenset(sys.stdlib_module_names)
+_RUN_BY_ITSELF = re.compile(r"__\w+__|sitecustomize|usercustomize|conftest")
+"""Names of files that Python or pytest runs though nobody imports them by name."""
 
 
 class NameRefused(Exception):
@@ -25,12 +28,14 @@ def module_name(spec_name: str) -> str:
         raise NameRefused(f"{spec_name}: {stem!r} is no name for a Python module; rename the spec")
     if stem in _SHADOWED:
         raise NameRefused(f"{spec_name}: a module named {stem!r} would hide the library; rename the spec")
+    if _RUN_BY_ITSELF.fullmatch(stem):
+        raise NameRefused(f"{spec_name}: a file named {stem}.py is run without being asked for; rename the spec")
     return stem
 
 
 def read_source(path: str | Path) -> Source:
     """Read a spec file. Raises OSError, or SpecError where the file is not UTF-8."""
-    return decode_source(str(path), Path(path).read_bytes())
+    return decode_source(str(path), read_bytes(path))
 
 
 def decode_source(name: str, data: bytes) -> Source:

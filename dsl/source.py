@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import bisect
+import re
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import BinaryIO
+
+MOST_BYTES = 2**20
+"""What a spec may hold. Not more than a byte beyond it is read, whatever the file is."""
+
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+_NO_NAME = re.compile("[^A-Za-z0-9_]")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -35,18 +43,27 @@ class Source:
 
     @classmethod
     def from_bytes(cls, name: str, data: bytes) -> Source:
-        """Decode UTF-8, with or without a byte-order mark. Raises UnicodeDecodeError."""
-        text = data.decode("utf-8-sig")
+        """Decode UTF-8, with or without a byte-order mark. Raises UnicodeDecodeError.
+
+        Bytes that are too many are refused whatever they say, so a character that is cut there does not matter.
+        """
+        text = data.decode("utf-8", "replace" if len(data) > MOST_BYTES else "strict").removeprefix("\ufeff")
         return cls(name, text.replace("\r\n", "\n").replace("\r", "\n"), data)
 
     @classmethod
     def from_text(cls, text: str, name: str = "<text>") -> Source:
-        return cls.from_bytes(name, text.encode("utf-8", "surrogatepass"))
+        """A spec from a string. Half of a surrogate pair, which no encoding has, becomes U+FFFD."""
+        return cls.from_bytes(name, _LONE_SURROGATE.sub("\ufffd", text).encode())
 
     @classmethod
     def read(cls, path: str | Path) -> Source:
         """Read a file. Raises OSError or UnicodeDecodeError."""
-        return cls.from_bytes(str(path), Path(path).read_bytes())
+        return cls.from_bytes(str(path), read_bytes(path))
+
+    @property
+    def stem(self) -> str:
+        """The name without folders and suffix, and with nothing in it that could end a comment or a string."""
+        return _NO_NAME.sub("_", PurePath(self.name).name.removesuffix(".attn"))
 
     def position(self, offset: int) -> tuple[int, int]:
         """Line and column of an offset, both counted from 1."""
@@ -58,3 +75,13 @@ class Source:
         start = self._line_starts[number - 1]
         end = self.text.find("\n", start)
         return self.text[start:] if end < 0 else self.text[start:end]
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """The bytes of a spec file, and at most one more than it may have. Raises OSError."""
+    with open(path, "rb") as file:
+        return read_at_most(file)
+
+
+def read_at_most(file: BinaryIO) -> bytes:
+    return file.read(MOST_BYTES + 1)

@@ -10,7 +10,7 @@ from lark import Lark, Token, UnexpectedToken
 from lark.parsers.lalr_interactive_parser import InteractiveParser
 
 from dsl import wording
-from dsl.diagnostics import Diagnostic
+from dsl.diagnostics import MOST_FINDINGS, Diagnostic
 from dsl.items import CLOSING, HEADS, MOST_TOKENS, OPENING, cut, grammar, span_of, tokenize
 from dsl.nodes import (
     Argument,
@@ -33,7 +33,7 @@ from dsl.nodes import (
     Value,
     Workload,
 )
-from dsl.source import Source, Span
+from dsl.source import MOST_BYTES, Source, Span
 
 DEEPEST_NESTING = 100
 DEEPEST_TREE = 200
@@ -43,13 +43,19 @@ LARGEST_FLOAT = (2 - 2**-23) * 2.0**127
 
 def parse(source: Source) -> File:
     """Parse a spec. Never raises: what cannot be parsed is in the result's `diagnostics`."""
+    if len(source.data) > MOST_BYTES:
+        end = len(source.text)
+        return File((), source, (wording.too_many_bytes(Span(end, end), MOST_BYTES),))
     tokens = tokens_of(source)
     if len(tokens) > MOST_TOKENS:
         return File((), source, (wording.too_many_tokens(span_of(tokens[-1]), MOST_TOKENS),))
     assembly = _Assembly(_parser())
     for item in cut(tokens):
         assembly.add(item)
-    assembly.end(tokens)
+        if len(assembly.diagnostics) > MOST_FINDINGS:
+            break
+    else:
+        assembly.end(tokens)
     return File(tuple(assembly.blocks), source, tuple(assembly.diagnostics), frozenset(assembly.broken))
 
 

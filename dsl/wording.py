@@ -140,6 +140,10 @@ def too_many_tokens(place: Span, most: int) -> Diagnostic:
     return Diagnostic("ATTN110", place, f"the file is too long: more than {most} words and signs", "split it")
 
 
+def too_many_bytes(place: Span, most: int) -> Diagnostic:
+    return Diagnostic("ATTN110", place, f"the file is too long: more than {most} bytes", "split it")
+
+
 def stray_brace(place: Span) -> Diagnostic:
     return Diagnostic("ATTN107", place, "`}` closes no block")
 

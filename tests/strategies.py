@@ -139,3 +139,32 @@ def noise(chance: random.Random) -> str:
     if chance.random() < 0.5:
         return " ".join(chance.choice(_NOISE) for _ in range(chance.randrange(80)))
     return "".join(chr(chance.choice((chance.randrange(128), chance.randrange(0xD800)))) for _ in range(80))
+
+
+@st.composite
+def buildable_specs(draw: st.DrawFn, small: bool = False) -> str:
+    """A file that every stage takes: one or two blocks, whatever of a dispatch and a workload they can have."""
+    decode = draw(st.booleans())
+    kv_heads, group = draw(st.integers(1, 2 if small else 8)), draw(st.integers(1, 3 if small else 8))
+    dims = st.integers(1, 8 if small else 32).map(lambda eights: 8 * eights)
+    dtypes = draw(st.permutations(("bf16", "fp16", "fp32")))
+    lines = [
+        f"dtype = {dtypes[0]}",
+        f"heads = {kv_heads * group} / {kv_heads}",
+        f"head_dim = {draw(dims)} / {draw(dims)}",
+        f"lse = {draw(st.sampled_from(('true', 'false')))}",
+        f"softmax = {draw(st.sampled_from(('auto', 'online')))}",
+        f"scale = {draw(st.sampled_from(('0.125', '1 / sqrt(80)', '1e-3', '-0.5')))}",
+    ]
+    if decode:
+        block = 8 * draw(st.integers(1, 8))
+        lines += ["query = single", f"kv = paged(block = {block})"]
+        lines += [f"k_cache = {draw(st.sampled_from(_CACHES[:3]))}", f"v_cache = {draw(st.sampled_from(_CACHES))}"]
+        lines += [f"split = {draw(st.sampled_from(('auto', 'none', 'fixed(64)', 'fixed(448)')))}"]
+    else:
+        lines += ["query = packed", "kv = packed"]
+    text = f"attention layer {{ {'  '.join(draw(st.permutations(lines)))} }}\n"
+    if draw(st.booleans()):
+        text += f"attention other from layer {{ dtype = {dtypes[1]} }}\ndispatch both = [layer, other]\n"
+    q_len = "" if decode else f"q_len = {draw(st.integers(0, 40))}  "
+    return text + f"workload layer {{ seqs = {draw(st.integers(1, 3))}  {q_len}kv_len = {draw(st.integers(0, 90))} }}\n"

@@ -11,14 +11,14 @@ from types import MappingProxyType
 from dsl import nodes
 from dsl.check import expressions, fields
 from dsl.check.dispatch import dispatches
-from dsl.check.draft import Draft
+from dsl.check.draft import Draft, TooManyFindings
 from dsl.check.layouts import layouts
 from dsl.check.names import derived_names, param_names
 from dsl.check.params import params
 from dsl.check.resolve import Drafts, relocate, resolve
 from dsl.check.workload import workloads
-from dsl.diagnostics import SpecError
-from dsl.source import Source
+from dsl.diagnostics import MOST_FINDINGS, SpecError, too_many
+from dsl.source import Source, Span
 from dsl.spec import Spec, SpecFile
 from dsl.syntax import parse
 
@@ -53,18 +53,40 @@ def load_spec(source: Source) -> SpecFile:
 
 def check(file: nodes.File) -> SpecFile:
     """Say what a file means. Raises SpecError with everything that is wrong with it, in the order of the text."""
-    drafts = resolve(file)
+    drafts = Drafts(file=file)
+    spec_file, cut_off = None, False
+    try:
+        spec_file = _checked(drafts)
+    except TooManyFindings:
+        cut_off = True
+    findings = [*file.diagnostics, *drafts.diagnostics, *relocate(drafts)]
+    if cut_off and len(findings) <= MOST_FINDINGS:
+        findings.append(too_many(max(finding.span for finding in findings)))
+    if findings or spec_file is None:
+        raise SpecError(file.source, findings)
+    return spec_file
+
+
+def _checked(drafts: Drafts) -> SpecFile | None:
+    """What the file means, None where something is wrong with it. Raises TooManyFindings."""
+    resolve(drafts)
+    places: set[tuple[str, Span]] = set()
+    said = 0
     for draft in drafts.drafts:
         for rule in RULES:
             rule(draft)
+        places |= {(finding.code, finding.span) for finding in draft.diagnostics}
+        said += len(draft.diagnostics)
+        # A block made from a wrong one says the same again, which is told once.
+        if len(places) > MOST_FINDINGS or said > 10 * MOST_FINDINGS:
+            raise TooManyFindings
     found_dispatches = dispatches(drafts)
     found_workloads = workloads(drafts)
     _names_of_file(drafts)
-    findings = [*file.diagnostics, *drafts.diagnostics, *relocate(drafts)]
-    if findings:
-        raise SpecError(file.source, findings)
+    if drafts.file.diagnostics or drafts.diagnostics or any(draft.diagnostics for draft in drafts.drafts):
+        return None
     specs = tuple(_spec(draft) for draft in drafts.drafts)
-    return SpecFile(file.source, specs, tuple(found_dispatches), tuple(found_workloads))
+    return SpecFile(drafts.file.source, specs, tuple(found_dispatches), tuple(found_workloads))
 
 
 def _names_of_file(drafts: Drafts) -> None:

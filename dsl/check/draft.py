@@ -6,9 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dsl import nodes
-from dsl.diagnostics import Diagnostic
+from dsl.diagnostics import MOST_FINDINGS, Diagnostic
 from dsl.expr.tree import Expression
 from dsl.source import Span
+
+
+class TooManyFindings(Exception):
+    """Enough is wrong: whatever comes next would not be reported."""
+
 
 Related = tuple[tuple[Span, str], ...]
 
@@ -22,6 +27,8 @@ class Report:
     def error(
         self, code: str, place: Span, message: str, advice: str | None = None, related: Related | list = ()
     ) -> None:
+        if len(self.diagnostics) > MOST_FINDINGS:
+            raise TooManyFindings
         self.diagnostics.append(Diagnostic(code, place, message, advice, tuple(related)))
 
 

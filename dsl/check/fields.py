@@ -61,7 +61,7 @@ _BELONGS = {
 
 def known_fields(draft: Draft) -> None:
     for name, field in draft.fields.items():
-        if name not in FIELDS:
+        if name not in FIELDS and name not in draft.inherited:
             advice = _advice(name)
             draft.error("ATTN203", field.name.span, f"there is no field {quote(name)}", advice)
 

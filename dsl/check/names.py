@@ -43,6 +43,14 @@ MODULE_NAMES = frozenset(
         "warpgroup_mma_wait",
         "TensorDescriptor",
         "name",
+        "gl",
+        "gluon",
+        "fence_async_shared",
+        "mbarrier",
+        "tma",
+        "warpgroup_mma",
+        "warpgroup_mma_wait",
+        "TensorDescriptor",
     }
 )
 """Names that a generated module imports or defines, whatever its spec says, and that of an operator library; its
@@ -92,6 +100,8 @@ def _flaw(text: str) -> str | None:
 
 def param_names(draft: Draft) -> None:
     for name, param in draft.params.items():
+        if f"param {name}" in draft.inherited:
+            continue
         if not check_name(draft, param.name, "a param"):
             continue
         if name in _EXPRESSION_NAMES:

@@ -13,13 +13,15 @@ PARAM_AXES = ("head", "kv_head", "seq", "q_token", "kv_token")
 
 def params(draft: Draft) -> None:
     """All params, typed. One that is wrong is left out and its name becomes unknown."""
-    found = []
+    found, wrong = [], set()
+    base = {param.name: param for param in draft.base.values["params"]} if draft.base else {}
     for name, written in draft.params.items():
-        param = _param(draft, written)
+        param = base.get(name) if f"param {name}" in draft.inherited else _param(draft, written)
         if param is None:
-            draft.unknown |= {name}
+            wrong.add(name)
         else:
             found.append(param)
+    draft.unknown |= wrong
     draft.values["params"] = tuple(found)
 
 

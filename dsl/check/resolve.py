@@ -6,9 +6,12 @@ from dataclasses import dataclass, field, replace
 
 from dsl import nodes
 from dsl.check.draft import Draft, Report
+from dsl.check.fields import FIELDS
 from dsl.check.names import check_name
 from dsl.diagnostics import Diagnostic, near, quote
 from dsl.source import Span
+
+MOST_PARAMS = 64
 
 
 @dataclass
@@ -38,9 +41,9 @@ class Drafts(Report):
         return found
 
 
-def resolve(file: nodes.File) -> Drafts:
+def resolve(drafts: Drafts) -> None:
     """Give every attention block its own and its inherited fields and params."""
-    drafts = Drafts(file=file)
+    file = drafts.file
     later = {block.name.text for block in file.blocks if isinstance(block, nodes.Attention) and block.name}
     for block in file.blocks:
         if isinstance(block, nodes.Workload):
@@ -48,10 +51,11 @@ def resolve(file: nodes.File) -> Drafts:
         if block.name is not None:
             _claim(drafts, block.name, "a dispatch" if isinstance(block, nodes.Dispatch) else "a block")
         if isinstance(block, nodes.Attention):
-            drafts.add(_draft(drafts, block, later))
+            draft = _derived(drafts, block, later)
+            drafts.add(draft)
+            _take_own(draft, block)
     if not later and not file.diagnostics:
         drafts.error("ATTN201", Span(0, 0), "the file has no attention block")
-    return drafts
 
 
 def _claim(drafts: Drafts, name: nodes.Name, what: str) -> None:
@@ -64,17 +68,23 @@ def _claim(drafts: Drafts, name: nodes.Name, what: str) -> None:
         drafts.error("ATTN206", name.span, message, related=[(first.span, "the first one")])
 
 
-def _draft(drafts: Drafts, block: nodes.Attention, later: set[str]) -> Draft:
+def _derived(drafts: Drafts, block: nodes.Attention, later: set[str]) -> Draft:
+    """The block with what it inherits."""
     draft = Draft(block=block, unknown=block.broken, unknown_base=block.name is None)
     base = _base(drafts, block, block.base, later) if block.base else None
     draft.base = base
     if base is not None:
-        draft.fields.update(base.fields)
+        draft.fields.update((name, item) for name, item in base.fields.items() if name in FIELDS)
         draft.params.update(base.params)
         draft.unknown |= base.unknown
         draft.unknown_base |= base.unknown_base
     elif block.base is not None:
         draft.unknown_base = True
+    return draft
+
+
+def _take_own(draft: Draft, block: nodes.Attention) -> None:
+    """Give a draft what its block says itself."""
     own: dict[tuple[type, str], nodes.Field | nodes.Param] = {}
     for item in sorted((*block.fields, *block.params), key=lambda item: item.span):
         first = own.setdefault((type(item), item.name.text), item)
@@ -82,6 +92,7 @@ def _draft(drafts: Drafts, block: nodes.Attention, later: set[str]) -> Draft:
             what = "param" if isinstance(item, nodes.Param) else "field"
             message = f"{what} {quote(item.name.text)} is set twice"
             draft.error("ATTN204", item.name.span, message, related=[(first.name.span, "first set here")])
+    _few_params(draft, own)
     draft.inherited = set(draft.fields) | {f"param {name}" for name in draft.params}
     for (_, name), item in own.items():
         if isinstance(item, nodes.Param):
@@ -90,7 +101,17 @@ def _draft(drafts: Drafts, block: nodes.Attention, later: set[str]) -> Draft:
         else:
             draft.fields[name] = item
             draft.inherited.discard(name)
-    return draft
+
+
+def _few_params(draft: Draft, own: dict[tuple[type, str], nodes.Field | nodes.Param]) -> None:
+    """Drop the params that a block has too many of, its base's included."""
+    names = [*draft.params, *(name for kind, name in own if kind is nodes.Param and name not in draft.params)]
+    if len(names) <= MOST_PARAMS:
+        return
+    excess = [own.pop((nodes.Param, name)) for name in names[MOST_PARAMS:]]
+    message = f"a block has at most {MOST_PARAMS} params, its base's included"
+    draft.error("ATTN215", excess[0].name.span, message, "pass a tensor param instead of many numbers")
+    draft.unknown |= frozenset(names[MOST_PARAMS:])
 
 
 def _base(drafts: Drafts, block: nodes.Attention, base: nodes.Name, later: set[str]) -> Draft | None:
@@ -109,6 +130,8 @@ def relocate(drafts: Drafts) -> list[Diagnostic]:
     told: set[tuple[str, Span]] = set()
     findings: list[Diagnostic] = []
     for draft in drafts.drafts:
+        if not draft.diagnostics:
+            continue
         items = {**draft.fields, **{f"param {name}": param for name, param in draft.params.items()}}
         places = [item.span for name, item in items.items() if name in draft.inherited]
         here = {(finding.code, finding.span) for finding in draft.diagnostics}

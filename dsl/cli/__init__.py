@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 
 def main() -> None:
-    from dsl.cli.group import main
+    try:
+        from dsl.cli.group import main
 
-    main()
+        main()
+    except KeyboardInterrupt:
+        os.write(2, b"interrupted\n")
+        sys.exit(130)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dsl.cli.console import note, result, table, wants_color
+from dsl.cli.console import error_line, note, result, table, wants_color
 from dsl.cli.exits import Exit
 from dsl.cli.measuring import Answer, json_option, name_option, only_option, specs_argument
 from dsl.cli.outcome import in_words
@@ -129,7 +129,7 @@ def _draws(report: Report, path: Path) -> bool:
     try:
         replace_file(path, plot_svg(report))
     except OSError as error:
-        note(f"error: {in_words(error, str(path))}")
+        error_line(in_words(error, str(path)))
         return False
     return True
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 import click
 
-from dsl.cli.console import colored_diff, json_result, result
+from dsl.cli.console import colored_diff, json_result, on_terminal, result
 from dsl.cli.exits import Exit
 from dsl.cli.outcome import attempt, read_spec, refuse_stdin_twice
 from dsl.emit import compare, emit
@@ -95,7 +95,7 @@ def build(
             continue
         outcome.show_trouble()
         if built:
-            result(f"{built.status} {built.path}")
+            result(on_terminal(f"{built.status} {built.path}"))
             if show_diff and built.diff:
                 result(colored_diff(built.diff))
     if as_json:

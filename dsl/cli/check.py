@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from dsl.cli.console import json_result, note, result, wants_color
+from dsl.cli.console import error_line, json_result, note, result, wants_color
 from dsl.cli.exits import Exit
 from dsl.cli.outcome import attempt, read_spec, refuse_stdin_twice, rendered
 from dsl.diagnostics import Form
@@ -48,7 +48,7 @@ def check(context: click.Context, specs: tuple[str, ...], form: Form) -> None:
         if outcome.refusal is not None:
             result(rendered(outcome.refusal, form, wants_color(sys.stdout)))
         if outcome.error is not None:
-            note(f"error: {outcome.error}")
+            error_line(outcome.error)
     if form == "json":
         json_result("check", files=records)
     elif form == "human" and worst == Exit.YES:

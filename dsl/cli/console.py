@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -18,7 +19,29 @@ def result(text: str) -> None:
 
 
 def note(text: str) -> None:
-    click.echo(text, err=True, nl=not text.endswith("\n"), color=True)
+    """A line on stderr, lost where stderr takes none."""
+    with contextlib.suppress(OSError):
+        click.echo(text, err=True, nl=not text.endswith("\n"), color=True)
+
+
+def error_line(text: str) -> None:
+    """The line that says why there is no answer. The names of files in it may hold anything."""
+    note(f"error: {on_terminal(text)}")
+
+
+def complain(text: str, as_json: bool) -> None:
+    """Say why there is no answer, on stderr, or as the one JSON object where JSON was asked for and can be written."""
+    if as_json:
+        with contextlib.suppress(OSError):
+            json_result("error", error=text)
+            sys.stdout.flush()
+            return
+    error_line(text)
+
+
+def on_terminal(text: str) -> str:
+    """The text without anything that could move a terminal's cursor."""
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else "\ufffd" for letter in text)
 
 
 def json_result(schema: str, version: int = 1, /, **fields: object) -> None:
@@ -45,6 +68,7 @@ def table(rows: Table, color: bool) -> str:
 
 
 def colored_diff(diff: str) -> str:
+    diff = on_terminal(diff)
     if not wants_color(sys.stdout):
         return diff
     return "".join(_colored_diff_line(line) for line in diff.splitlines(keepends=True))

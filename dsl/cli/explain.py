@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from dsl.cli.console import note, result
+from dsl.cli.console import error_line, result
 from dsl.cli.exits import Exit
 from dsl.cli.outcome import attempt, in_words, read_spec
 
@@ -116,7 +116,7 @@ def _explain_code(code: str) -> Exit:
     from dsl.catalogue import CATALOGUE
 
     if code not in CATALOGUE:
-        note(f"error: {code}: no such code; they go from {min(CATALOGUE)} to {max(CATALOGUE)}")
+        error_line(f"{code}: no such code; they go from {min(CATALOGUE)} to {max(CATALOGUE)}")
         return Exit.COULD_NOT_ASK
     entry = CATALOGUE[code]
     result(f"{code}: {entry.title}\n\n{entry.explanation}")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import os
 from pathlib import Path
 
 import click
 
-from dsl.cli.console import colored_diff, result
+from dsl.cli.console import colored_diff, on_terminal, result
 from dsl.cli.exits import Exit
 from dsl.cli.outcome import attempt, read_spec
 from dsl.emit import replace_file
@@ -44,19 +43,19 @@ def fmt(context: click.Context, specs: tuple[str, ...], check: bool, show_diff: 
         if check or show_diff:
             if changed:
                 worst = max(worst, Exit.NO)
-                result(f"differs {spec}")
+                result(on_terminal(f"differs {spec}"))
             if show_diff:
                 result(colored_diff(_diff(source, text)))
         elif spec == "-":
             result(text)
         elif changed:
-            written = attempt(spec, lambda path, text=text: replace_file(Path(os.path.realpath(path)), text))
+            written = attempt(spec, lambda path, text=text: replace_file(Path(path), text))
             worst = max(worst, written.exit)
             written.show_trouble()
             if written.exit == Exit.YES:
-                result(f"written {spec}")
+                result(on_terminal(f"written {spec}"))
         else:
-            result(f"unchanged {spec}")
+            result(on_terminal(f"unchanged {spec}"))
     context.exit(worst)
 
 

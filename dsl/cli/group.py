@@ -5,13 +5,17 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise, takewhile
+from typing import NoReturn
 
 import click
 
 import dsl
-from dsl.cli.console import note
+from dsl.cli.console import complain
 from dsl.cli.exits import Exit
+from dsl.cli.outcome import in_words
+from dsl.cli.streams import prepare
 from dsl.header import CODEGEN
 
 COMMANDS = ("build", "check", "fmt", "verify", "explain", "bench", "tune", "doctor")
@@ -32,34 +36,62 @@ class LazyCommands(Mapping[str, click.Command]):
         return len(COMMANDS)
 
 
+class _NobodyReads(Exception):
+    """Whoever asked has closed the pipe."""
+
+
 class Group(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
-    def invoke(self, ctx: click.Context) -> object:
+    def main(self, args: Sequence[str] | None = None, *rest: object, **options: object) -> NoReturn:
+        words = sys.argv[1:] if args is None else list(args)
+        sys.exit(self._status(words, *rest, **options))
+
+    def _status(self, words: list[str], *rest: object, **options: object) -> int:
+        """Run a command. Whatever keeps it from an answer is said on stderr, or as JSON where JSON was asked for."""
+        as_json = asks_for_json(words)
         try:
-            try:
-                return super().invoke(ctx)
-            finally:
-                sys.stdout.flush()
-        except (click.ClickException, click.Abort, click.exceptions.Exit):
-            raise
-        except KeyboardInterrupt:
-            note("interrupted")
-            ctx.exit(Exit.INTERRUPTED)
-        except BrokenPipeError:
+            status = super().main(words, *rest, **{**options, "standalone_mode": False})  # type: ignore[arg-type]
+            sys.stdout.flush()
+            return status or Exit.YES
+        except click.ClickException as error:
+            if as_json:
+                complain(error.format_message(), as_json)
+            else:
+                error.show()
+            return Exit.COULD_NOT_ASK
+        except (click.Abort, KeyboardInterrupt):
+            complain("interrupted", as_json)
+            return Exit.INTERRUPTED
+        except (BrokenPipeError, _NobodyReads):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            ctx.exit(Exit.COULD_NOT_ASK)
+            return Exit.COULD_NOT_ASK
         except Exception as error:
             if os.environ.get("ATTNSPEC_TRACEBACK"):
                 raise
-            note(f"error: {_describe(error)}")
-            ctx.exit(Exit.COULD_NOT_ASK)
+            complain(_describe(error), as_json)
+            return Exit.COULD_NOT_ASK
+
+    def invoke(self, ctx: click.Context) -> object:
+        """As it is, but click would have words and exit codes of its own for an interrupt and for a closed pipe."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:
+            raise click.Abort from interrupt
+        except BrokenPipeError as error:
+            raise _NobodyReads from error
+
+
+def asks_for_json(words: Sequence[str]) -> bool:
+    """Whether a command line wants JSON, even one that cannot be parsed."""
+    options = list(takewhile(lambda word: word != "--", words))
+    return not {"--json", "--format=json"}.isdisjoint(options) or ("--format", "json") in pairwise(options)
 
 
 def _describe(error: Exception) -> str:
     if isinstance(error, OSError):
-        return str(error)
+        return in_words(error, "stdout")
     if isinstance(error, ModuleNotFoundError) and error.name in ("numpy", "torch", "triton"):
         return f"this needs {error.name}: pip install 'attnspec[torch,triton]'"
     return (
@@ -80,7 +112,5 @@ def group() -> None:
 
 
 def main() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    prepare()
     group(prog_name="attnspec")

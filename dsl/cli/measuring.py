@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import click
 
-from dsl.cli.console import json_result, note
+from dsl.cli.console import error_line, json_result
 from dsl.cli.exits import Exit
 from dsl.cli.outcome import attempt, checked_spec, gravest, in_words, refuse_stdin_twice
 from dsl.source import Source
@@ -39,7 +39,7 @@ class Answer:
         if self.as_json:
             json_result(self.schema, self.version, **self.empty, error=said)
         else:
-            note(f"error: {said}")
+            error_line(said)
         return exit
 
     def sources(self, context: click.Context, specs: tuple[str, ...], name: str) -> list[Source]:

@@ -11,13 +11,13 @@ from typing import Generic, TypeVar
 
 import click
 
-from dsl.cli.console import note, wants_color
+from dsl.cli.console import error_line, note, wants_color
 from dsl.cli.exits import Exit
 from dsl.diagnostics import Form, SpecError, record, render
 from dsl.emit import EmitError
 from dsl.load import LoadError
 from dsl.pipeline import NameRefused, decode_source, module_name, read_source
-from dsl.source import Source
+from dsl.source import Source, read_at_most
 
 Value = TypeVar("Value")
 
@@ -34,7 +34,7 @@ class Outcome(Generic[Value]):
         if self.refusal is not None:
             note(rendered(self.refusal, "human", wants_color(sys.stderr)))
         if self.error is not None:
-            note(f"error: {self.error}")
+            error_line(self.error)
 
     def trouble_fields(self) -> dict[str, object]:
         """The same for a JSON object; empty where nothing went wrong."""
@@ -73,7 +73,7 @@ def read_spec(path: str, stdin_name: str = "<stdin>") -> Source:
     """Read a spec file, or stdin for `-`. Raises OSError or SpecError."""
     if path == "-" and sys.stdin is None:
         raise OSError(errno.EBADF, "is closed", "stdin")
-    return decode_source(stdin_name, sys.stdin.buffer.read()) if path == "-" else read_source(path)
+    return decode_source(stdin_name, read_at_most(sys.stdin.buffer)) if path == "-" else read_source(path)
 
 
 def refuse_stdin_twice(specs: Iterable[str]) -> None:

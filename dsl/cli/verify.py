@@ -9,7 +9,7 @@ from typing import Literal
 
 import click
 
-from dsl.cli.console import json_result, note, result, table, wants_color
+from dsl.cli.console import error_line, json_result, note, result, table, wants_color
 from dsl.cli.exits import Exit
 from dsl.cli.outcome import attempt, checked_spec, gravest, refuse_stdin_twice
 from dsl.pipeline import module_name
@@ -56,7 +56,7 @@ def verify(
         if as_json:
             json_result("verify", passed=False, rows=[], error=obstacle)
         else:
-            note(f"error: {obstacle}")
+            error_line(obstacle)
         context.exit(Exit.COULD_NOT_ASK)
 
     from dsl.verify.report import Row
@@ -80,7 +80,7 @@ def verify(
         note(f"{len(report.rows) - len(report.failures)} of {len(report.rows)} passed")
     if not report.rows:
         if not as_json:
-            note("error: nothing to verify under that name")
+            error_line("nothing to verify under that name")
         context.exit(Exit.COULD_NOT_ASK)
     context.exit(Exit.YES if report.passed else Exit.NO)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import PurePath
 from types import ModuleType
 from typing import TypeVar
 
@@ -65,8 +64,7 @@ def plan_module(file: SpecFile, targets: Sequence[str] | None = None) -> ModuleP
     for dispatch in file.dispatches:
         members = tuple(blocks[name] for name in dispatch.blocks)
         functions.append(FunctionPlan(dispatch.name, members, f"_{dispatch.name}_blocks", _title(members)))
-    stem = PurePath(file.source.name).name.removesuffix(".attn")
-    return ModulePlan(file, stem, tuple(kernels), tuple(launches), tuple(blocks.values()), tuple(functions))
+    return ModulePlan(file, file.source.stem, tuple(kernels), tuple(launches), tuple(blocks.values()), tuple(functions))
 
 
 def _title(blocks: tuple[BlockPlan, ...]) -> str:
@@ -123,7 +121,7 @@ def _plan_block(
         hopper = replace(hopper, kernel=_share(hopper.kernel, kernels))
         hopper = replace(hopper, merge=replace(hopper.merge, kernel=_share(hopper.merge.kernel, kernels)))
     configs, unfit = _fit(spec, family)
-    place = (PurePath(source.name).name, source.position(spec.spans["name"].start)[0])
+    place = (f"{source.stem}.attn", source.position(spec.spans["name"].start)[0])
     launch = _share(launch, launches)
     return BlockPlan(spec, kernel, launch, merging, hopper, paged, no_hopper, extra, constants, configs, unfit, place)
 
