@@ -92,13 +92,13 @@ class LaunchPlan:
         return (*self.arguments, *(param.name for param in self.params))
 
     @property
-    def kernel_names(self) -> tuple[str, ...]:
-        """What kernels call that."""
-        return (*self.arguments, *(param.local for param in self.params))
-
-    @property
     def result_names(self) -> tuple[str, ...]:
         return ("out", "out_lse") if self.lse else ("out",)
+
+    @property
+    def entry_names(self) -> tuple[str, ...]:
+        """What kernels call the tensors of a call, and its results."""
+        return (*self.arguments, *(param.local for param in self.params), *self.result_names)
 
     @property
     def results(self) -> str:
