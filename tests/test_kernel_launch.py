@@ -42,7 +42,12 @@ dispatch either = [whole, whole_fp16]
 attention prefill { query = packed  kv = packed  dtype = bf16  heads = 2  head_dim = 72 }
 """
 SPECS = {spec.name: spec for spec in load_spec(Source.from_text(TEXT, "attend.attn")).attentions}
-CASES = {"ring": Case((1, 1), (9000, 40)), "decode": Case((1, 1), (900, 40)), "whole": Case((1, 1), (20, 32)), "prefill": Case((70,), (3000,))}
+CASES = {
+    "ring": Case((1, 1), (9000, 40)),
+    "decode": Case((1, 1), (900, 40)),
+    "whole": Case((1, 1), (20, 32)),
+    "prefill": Case((70,), (3000,)),
+}
 Arguments = dict[str, torch.Tensor]
 
 

@@ -43,14 +43,6 @@ MODULE_NAMES = frozenset(
         "warpgroup_mma_wait",
         "TensorDescriptor",
         "name",
-        "gl",
-        "gluon",
-        "fence_async_shared",
-        "mbarrier",
-        "tma",
-        "warpgroup_mma",
-        "warpgroup_mma_wait",
-        "TensorDescriptor",
     }
 )
 """Names that a generated module imports or defines, whatever its spec says, and that of an operator library; its

@@ -103,10 +103,10 @@ def _write(path: Path, text: str) -> Exit:
     try:
         replace_file(path, text)
     except OSError as error:
-        note(f"error: {in_words(error, str(path))}")
+        error_line(in_words(error, str(path)))
         return Exit.COULD_NOT_ASK
     except EmitError as error:
-        note(f"error: {error}")
+        error_line(str(error))
         return Exit.COULD_NOT_ASK
     result(f"written {path}")
     return Exit.YES

@@ -57,9 +57,7 @@ def plan_module(file: SpecFile, targets: Sequence[str] | None = None) -> ModuleP
     hopper = {spec.family for spec in file.attentions if against[spec.name] is None}
     blocks: dict[str, BlockPlan] = {}
     for spec in file.attentions:
-        blocks[spec.name] = _plan_block(
-            spec, file.source, against[spec.name], spec.family in hopper, kernels, launches
-        )
+        blocks[spec.name] = _plan_block(spec, file.source, against[spec.name], spec.family in hopper, kernels, launches)
     functions = [FunctionPlan(name, (block,), None, _title((block,))) for name, block in blocks.items()]
     for dispatch in file.dispatches:
         members = tuple(blocks[name] for name in dispatch.blocks)
