@@ -98,7 +98,15 @@ def shrunk(spec: Spec) -> Spec:
     return replace(spec, heads=heads, kv_heads=kv_heads, head_dim_qk=dim, head_dim_v=dim)
 
 
-@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
+QUICK = ("documents", "gemma2", "gpt_oss")
+"""Models that every run verifies; the others take patience."""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path if path.stem in QUICK else pytest.param(path, marks=pytest.mark.slow) for path in MODELS],
+    ids=lambda path: path.stem,
+)
 def test_models_with_fewer_heads_in_the_interpreter(path: Path) -> None:
     file = load_spec(read_source(path))
     text = "\n".join(print_attention(shrunk(spec)) for spec in file.attentions)
