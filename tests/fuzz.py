@@ -67,7 +67,10 @@ def corpus() -> dict[str, bytes]:
 
 def seeds() -> list[bytes]:
     """What mutations start from: the corpus, most of which is refused, and as many times again specs that build."""
-    good = [path.read_bytes() for path in (*SPECS, *sorted((ROOT / "tests" / "specs").glob("*.attn")))]
+    folders = ROOT / "tests" / "specs", ROOT / "specs" / "models"
+    good = [
+        path.read_bytes() for path in (*SPECS, *(path for folder in folders for path in sorted(folder.glob("*.attn"))))
+    ]
     found = list(corpus().values())
     return [*found, *good * (1 + len(found) // len(good))]
 

@@ -146,7 +146,10 @@ def test_sixteen_build_into_one_folder(kind: str, tmp_path: Path) -> None:
 
 # killed in the middle
 
-LOOP = """
+# A process that was started in the background of a shell ignores SIGINT, and so would its children.
+LISTEN = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+LOOP = f"""
+{LISTEN}
 import sys
 from pathlib import Path
 from dsl.emit import emit
@@ -200,7 +203,8 @@ def test_an_interrupt_is_one_line_at_any_moment(tmp_path: Path) -> None:
     """From the first line of our own code on; before that Python itself is starting."""
     (tmp_path / "good.attn").write_text(DECODE)
     emit(generate(Source.from_text(DECODE, "good.attn")), tmp_path / "good.py")
-    program = """
+    program = f"""
+{LISTEN}
 import os, signal, sys, threading, time
 def interrupt():
     time.sleep(float(sys.argv.pop()))
