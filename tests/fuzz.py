@@ -31,7 +31,7 @@ from tests.strategies import mutated, noise
 CORPUS = ROOT / "tests" / "corpus"
 PACKAGE = str(ROOT / "dsl")
 STAGES = ("source", "items", "syntax", "wording", "check", "expr", "layout", "plan", "render", "fmt")
-_ELSEWHERE = ("plan/cost",)
+_ELSEWHERE = ("plan/cost", "expr/tiles", "expr/values")
 """Asked by `explain` and by the compile tests, not on the way to a module."""
 
 SECONDS = 2.0
