@@ -7,6 +7,7 @@ import io
 import random
 import re
 import symtable
+import time
 import tokenize
 from pathlib import Path
 
@@ -278,6 +279,13 @@ def test_a_hostile_text_is_answered_at_once(name: str, tmp_path: Path) -> None:
         if best < 1:
             return
     assert best < 1
+
+
+def test_a_param_too_large_to_exist_builds_at_once() -> None:
+    """No tensor has that many elements, and the launcher would refuse all that there are."""
+    start = time.process_time()
+    text = generate(Source.from_text(HEAD + f"param x[{'2147483647,' * 9}] : int32 mask = x[{'q,' * 9}] > 0 }}"))
+    assert "param_x" in text and time.process_time() - start < 1
 
 
 @pytest.mark.parametrize("character", ["\x1f", "\x7f", "\x9b", "\u202e", "\u2028", "\ue000"])

@@ -173,8 +173,10 @@ def test_masks_over_slots_read_16_bytes(tmp_path: Path, chip: str):
 @pytest.mark.parametrize("chip", CHIPS)
 def test_decode_spills_nothing(chip: str):
     for kernel in compiled_golden("decode", chip, all_variants=False):
-        # A ring's warp has all registers that it may have, and keeps up to four words.
-        most = 16 if "STAGES" in kernel.launch.constants else 0
+        # Triton 3.6 takes 168 registers for one ring of one stage, where twelve programs fit, and keeps four words. At
+        # head_dim 256 a ring's warp has all registers that there are, and keeps two.
+        numbers = kernel.launch.constants
+        most = 16 if numbers.get("STAGES") == 1 else 8 if "STAGES" in numbers and numbers["HEAD_DIM_V"] == 256 else 0
         assert kernel.compiled.spill_bytes <= most, (kernel.launch.variant, kernel.compiled)
 
 
