@@ -206,13 +206,15 @@ def test_an_interrupt_is_one_line_at_any_moment(tmp_path: Path) -> None:
     program = f"""
 {LISTEN}
 import os, signal, sys, threading, time
-def interrupt():
-    time.sleep(float(sys.argv.pop()))
-    os.kill(os.getpid(), signal.SIGINT)
-delay = threading.Thread(target=interrupt, daemon=True)
 from dsl.cli import main
-delay.start()
-sys.argv[1:-1] = ["build", "good.attn", "-o", ".", "--force"]
+seconds = float(sys.argv.pop())
+def interrupt():
+    while "dsl.cli.group" not in sys.modules:  # what main imports first
+        pass
+    time.sleep(seconds)
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt, daemon=True).start()
+sys.argv[1:] = ["build", "good.attn", "-o", ".", "--force"]
 main()
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

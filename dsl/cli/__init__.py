@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 
@@ -14,3 +15,6 @@ def main() -> None:
     except KeyboardInterrupt:
         os.write(2, b"interrupted\n")
         sys.exit(130)
+    finally:
+        # The answer has been given: an interrupt while Python takes itself down has nothing left to stop.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
