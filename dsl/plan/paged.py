@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dsl.architecture import ARCHITECTURES, Architecture
+from dsl.architecture import ARCHITECTURES, UNLISTED, Architecture
 from dsl.expr.intervals import Interval
 from dsl.expr.statements import KEYS, ROWS, Computed, Value
 from dsl.expr.to_triton import BOTH
@@ -30,7 +30,7 @@ from dsl.plan.shaping import (
 from dsl.plan.tiles import LOG2_E, head_dim_pieces
 from dsl.plan.tuned import tuned
 from dsl.source import Source
-from dsl.spec import ITEMSIZE, Spec
+from dsl.spec import ITEMSIZE, Axis, Spec
 
 TEMPLATE = "kernels/paged.py.jinja"
 SEARCH = 32
@@ -43,6 +43,7 @@ LOW_ROWS = 32
 NARROW = 64
 """The pieces of a head dimension below which ptxas gets descriptors of wgmma operands wrong, outside of a pipeline."""
 READS_OPERANDS_FROM_SHARED_MEMORY = ("sm90", "sm100")
+HAS_WGMMA = ("sm90", UNLISTED.name)
 _ROW, _KEY = frozenset((ROWS,)), frozenset((KEYS,))
 
 
@@ -254,9 +255,10 @@ def configs(spec: Spec, architecture: Architecture) -> tuple[Config, ...]:
     stages = 1 if architecture.is_amd else 2
     dim = max(spec.head_dim_qk, spec.head_dim_v)
     low = [(32, 64, 4), (32, 32, 4), (16, 32, 4), (16, 16, 4)]
-    if spec.dtype == "fp32" or dim > 128:
+    few_registers = dim > 64 and _multiplies_in_registers(architecture)
+    if spec.dtype == "fp32" or dim > 128 or (few_registers and _reshapes(spec)):
         shapes = [(64, 32, 8), *low[1:]]
-    elif dim > 64 and not _has_registers_for_64_keys(spec, architecture):
+    elif few_registers or (dim > 64 and _reduces(spec)):
         shapes = [(128, 32, 8), (64, 32, 4), *low[1:]]
     else:
         shapes = [(128, 64, 8), (64, 64, 4), (64, 32, 4), *low]
@@ -274,23 +276,32 @@ def configs(spec: Spec, architecture: Architecture) -> tuple[Config, ...]:
     )
 
 
-def _has_registers_for_64_keys(spec: Spec, architecture: Architecture) -> bool:
-    """Whether sums, weights and what a mask reduces over all rows leave room for as many keys in a tile of 128 rows."""
-    if spec.has_mask and not bounds_tell(spec, surroundings(spec)):
-        return False
-    return architecture.is_amd or architecture.name in READS_OPERANDS_FROM_SHARED_MEMORY
+def _multiplies_in_registers(architecture: Architecture) -> bool:
+    """Whether operands and sums of products both lie in registers, which leaves fewer for all else."""
+    return not architecture.is_amd and architecture.name not in READS_OPERANDS_FROM_SHARED_MEMORY
+
+
+def _reshapes(spec: Spec) -> bool:
+    """Whether tiles of some cache take another shape on their way to a product."""
+    return any(layout[-1] != Axis("dim") for layout in (spec.k_layout, spec.v_layout))
+
+
+def _reduces(spec: Spec) -> bool:
+    """Whether it takes a reduction over all rows to tell which keys some row sees."""
+    return spec.has_mask and not bounds_tell(spec, surroundings(spec))
 
 
 def _takes_low_tiles(spec: Spec, architecture: Architecture) -> bool:
     qk, v, _ = head_dim_pieces(spec.head_dim_qk, spec.head_dim_v)
     is_narrow = min(piece.extent for piece in (*qk, *v)) < NARROW
     is_short = spec.query_max is not None and spec.query_max * spec.group <= LOW_ROWS
-    return is_short or (is_narrow and not architecture.is_amd)
+    return is_short or (is_narrow and architecture.name in HAS_WGMMA)
 
 
 def named_configs(spec: Spec) -> Mapping[str, Config]:
     """Low tiles that fit every chip: for batches of few tokens, and tensors that cannot be read in 16-byte loads."""
-    shapes = [(LOW_ROWS, keys, stages) for keys in (64, 32, 16) for stages in (2, 1)] + [(16, 16, 1)]
+    low_keys = (32, 16) if spec.has_score or _reshapes(spec) else (64, 32, 16)
+    shapes = [(LOW_ROWS, keys, stages) for keys in low_keys for stages in (2, 1)] + [(16, 16, 1)]
     low: Config | None = None
     for rows, keys, stages in shapes:
         constants = tiles(spec, rows, keys)
