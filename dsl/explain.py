@@ -234,6 +234,8 @@ def _mask(block: BlockPlan, cases: list[Case]) -> Iterator[str]:
     if not block.spec.has_mask or config is None:
         return
     rows, keys = config.constants.get("BLOCK_Q", 1), config.constants.get("BLOCK_KV") or config.constants["TILE"]
+    if isinstance(block.launch, PagedLaunch):
+        rows = -(-rows // block.spec.group)  # as query tokens
     lengths = [pair for case in cases for pair in zip(query_lengths(block.spec, case), case.kv_lens, strict=True)]
     q_len, kv_len = max(lengths, key=lambda pair: pair[1], default=(4096, 4096))
     yield from derivation(block, rows, keys, 1 if block.spec.query == "single" else q_len, kv_len)
