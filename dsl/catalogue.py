@@ -270,9 +270,9 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "ATTN501": Entry(
         "a kind of query and kv that no kernel runs yet",
-        "Kernels exist for `query = single` over `kv = paged(...)` (decode) and for `query = packed` with\n"
-        "`kv = packed` (prefill of packed sequences). The other kinds are checked and can be computed by\n"
-        "nobody yet.",
+        "Kernels exist for `query = single` over `kv = paged(...)` (decode), for `query = packed` with\n"
+        "`kv = packed` (prefill of packed sequences), and for `query = packed` over `kv = paged(...)` (chunked\n"
+        "prefill, speculative decode). `batched` queries are checked and can be computed by nobody yet.",
     ),
     "ATTN506": Entry(
         "a kv_dtype that no kernel reads yet",

@@ -17,7 +17,7 @@ from typing import Any
 
 from dsl.architecture import Architecture
 from dsl.load import load
-from dsl.plan.module import BlockPlan, DecodeHopperPlan, KernelPlan, ModulePlan
+from dsl.plan.module import BlockPlan, Config, DecodeHopperPlan, KernelPlan, ModulePlan
 from dsl.plan.prefill_hopper import ARCHITECTURE as HOPPER
 from dsl.plan.prefill_hopper import MERGED_SPLITS
 from dsl.spec import ITEMSIZE
@@ -128,8 +128,10 @@ def launches(plan: ModulePlan, architecture: Architecture, all_variants: bool = 
             aligned = chosen["ALIGNMENT"] != 1
             used = config if aligned else block.configs.get("unaligned", config)
             constants = {**block.constants, **used.constants, **chosen}
-            options = {"num_warps": used.num_warps, "num_stages": used.num_stages}
-            yield Launch(block.kernel, variant, types, constants, aligned, options, used.shared_bytes)
+            yield Launch(block.kernel, variant, types, constants, aligned, _options(used), used.shared_bytes)
+            if aligned and (low := block.configs.get("low")):
+                constants, options = {**constants, **low.constants}, _options(low)
+                yield Launch(block.kernel, f"{variant} low", types, constants, True, options, low.shared_bytes)
         if bounds := block.expressions.bounds:
             # The options of a launch that gives none: the launcher's own.
             constants = {"BLOCK": config.constants["BLOCK_KV"]}
@@ -149,6 +151,10 @@ def launches(plan: ModulePlan, architecture: Architecture, all_variants: bool = 
                 yield Launch(merge.kernel, variant, _types(block, merge.kernel), constants, True, options, None)
         if (paged := block.decode_hopper) and architecture.name == HOPPER:
             yield from _decode_hopper_launches(block, paged, all_variants)
+
+
+def _options(config: Config) -> dict[str, object]:
+    return {"num_warps": config.num_warps, "num_stages": config.num_stages}
 
 
 def _decode_hopper_launches(block: BlockPlan, paged: DecodeHopperPlan, all_variants: bool) -> Iterator[Launch]:

@@ -16,11 +16,12 @@ from dsl.plan.cost import (
     decode_programs,
     decode_share,
     num_splits,
+    paged_config,
     prefill_programs,
     query_lengths,
     table_width,
 )
-from dsl.plan.launch import DecodeLaunch
+from dsl.plan.launch import DecodeLaunch, PagedLaunch
 from dsl.plan.module import BlockPlan, Config, DecodeHopperPlan, FunctionPlan, ModulePlan
 from dsl.plan.prefill_hopper import ARCHITECTURE as HOPPER
 from dsl.plan.prefill_hopper import speculates
@@ -134,6 +135,8 @@ def _hopper(block: BlockPlan) -> str:
     """Which kernel sm90 runs, and why."""
     if block.decode_hopper:
         return _decode_hopper(block, block.decode_hopper)
+    if isinstance(block.launch, PagedLaunch):
+        return f"{block.kernel.name}; {block.no_hopper}"
     if block.hopper is None:
         return f"{block.kernel.name}; there is a Hopper kernel, but {block.no_hopper}"
     sizes = " ".join(f"{name} {block.hopper.constants[name]}" for name in ("BLOCK_Q", "BLOCK_KV", "STAGES"))
@@ -183,6 +186,8 @@ def _softmax(spec: Spec) -> str:
 
 def _heads(block: BlockPlan) -> str:
     group = block.spec.group
+    if isinstance(block.launch, PagedLaunch):
+        return f"{group} to each KV head; a row of a tile is a query token and one of them"
     if "GROUP_TILE" not in block.constants:
         return f"{group} to each KV head"
     tile, tiles = block.constants["GROUP_TILE"], block.constants["HEAD_TILES"]
@@ -229,6 +234,8 @@ def _mask(block: BlockPlan, cases: list[Case]) -> Iterator[str]:
     if not block.spec.has_mask or config is None:
         return
     rows, keys = config.constants.get("BLOCK_Q", 1), config.constants.get("BLOCK_KV") or config.constants["TILE"]
+    if isinstance(block.launch, PagedLaunch):
+        rows = -(-rows // block.spec.group)  # as query tokens
     lengths = [pair for case in cases for pair in zip(query_lengths(block.spec, case), case.kv_lens, strict=True)]
     q_len, kv_len = max(lengths, key=lambda pair: pair[1], default=(4096, 4096))
     yield from derivation(block, rows, keys, 1 if block.spec.query == "single" else q_len, kv_len)
@@ -275,7 +282,11 @@ def _tiles(block: BlockPlan) -> Iterator[str]:
         config = block.config(names[0])
         assert config is not None
         yield f"{_config(config)}: {', '.join(name + _origin(block, name, config) for name in names)}"
-    if "unaligned" in block.configs:
+    if "low" in block.configs:
+        rows = block.configs["low"].constants["BLOCK_Q"]
+        few = f"batches of at most {rows} rows a sequence on average"
+        yield f"{_config(block.configs['low'])}: {few}, and tensors that cannot be read in loads of 16 bytes"
+    elif "unaligned" in block.configs:
         yield f"{_config(block.configs['unaligned'])}: tensors that cannot be read in loads of 16 bytes"
 
 
@@ -303,6 +314,8 @@ def _grid(block: BlockPlan) -> str:
     if isinstance(block.launch, DecodeLaunch):
         tiles = block.constants["HEAD_TILES"]
         return f"(seqs * {block.spec.kv_heads} KV heads * {_count(int(tiles), 'tile')} of query heads, splits)"
+    if isinstance(block.launch, PagedLaunch):
+        return f"(q_tokens * {block.spec.group} // BLOCK_Q + seqs + 2, {block.spec.kv_heads} KV heads)"
     return f"(q_tokens // BLOCK_Q + seqs + 2, {block.spec.heads} heads)"
 
 
@@ -324,6 +337,8 @@ def _variants(block: BlockPlan) -> str:
     choices = "loads of 16 bytes or of one element"
     if "INDEX" in block.kernel.constants:
         choices += ", 32-bit or 64-bit offsets within a page or tile"
+    if "low" in block.configs:
+        choices += ", low tiles or the chip's"
     others = "".join(f"; 1 of {plan.kernel.name}" for plan in (block.merge, block.hopper) if plan)
     if block.hopper:
         others += f"; {len(block.hopper.merged_splits)} of {block.hopper.merge.kernel.name}"
@@ -346,7 +361,9 @@ def _decode_variants(block: BlockPlan) -> dict[str, int]:
 
 
 def _choices(block: BlockPlan) -> int:
-    return 4 if "INDEX" in block.kernel.constants else 2
+    """How often a portable kernel is compiled: tensors that are not aligned take low tiles, where there are any."""
+    loads = 3 if block.configs.get("low", block.config(TYPICAL_GPU[0])) != block.config(TYPICAL_GPU[0]) else 2
+    return loads * (2 if "INDEX" in block.kernel.constants else 1)
 
 
 def _module_variants(plan: ModulePlan) -> int:
@@ -413,6 +430,10 @@ def _launched(block: BlockPlan, case: Case) -> str:
         splits = num_splits(block, config.entries, seqs, table_width(block.spec, case), processors)
         return f"{decode_programs(block, seqs)} programs x {_count(splits, 'split')} {where}"
     tokens = sum(query_lengths(block.spec, case))
+    if isinstance(block.launch, PagedLaunch):
+        rows, chosen = tokens * block.spec.group, paged_config(block, config, tokens, seqs)
+        tiles = f"tiles of {chosen.constants['BLOCK_Q']} rows"
+        return f"{prefill_programs(chosen.entries, rows, seqs)} x {block.spec.kv_heads} programs, {tiles}, on {name}"
     if block.hopper and name == HOPPER:
         rows = block.hopper.constants["BLOCK_Q"]
         return f"tiles of 64 to {rows} rows in at most {processors} programs on {name}"

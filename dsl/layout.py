@@ -56,7 +56,7 @@ class Tile:
     size: str
     hoisted: tuple[tuple[str, str, str], ...]
     address: str
-    mask: str
+    mask: str | None
     shape: str
     keys: str
     values: str | None
@@ -146,13 +146,13 @@ def offset(letter: str, layout: Layout, name: str, index: str) -> str:
 
 
 def paged_cache(
-    tensor: str, letter: str, layout: Layout, pieces: tuple[DimPiece, ...], live: str = "token_live"
+    tensor: str, letter: str, layout: Layout, pieces: tuple[DimPiece, ...], live: str | None = "token_live"
 ) -> CacheAccess:
     """Plan the addresses of a paged cache.
 
     The kernel has in scope: `<letter>_head` (pointer), `token_page`/`token_slot` `[TILE]` or `chunk_page`/`chunk_slot`
     `[TILE // CHUNK]`, `live` `[TILE]` and `chunk_live` `[TILE // CHUNK]`, `in_chunk` `[CHUNK]`. `live` names the tokens
-    that are read.
+    that are read, None where all of a tile are.
     """
     chunked = layout[-1].name == "slot"
     index = "chunk" if chunked else "token"
@@ -177,7 +177,12 @@ def _as_index(expression: str) -> str:
     return f"{expression}.to(INDEX)" if " + " not in expression else f"({expression}).to(INDEX)"
 
 
-def _row_tile(letter: str, layout: Layout, piece: DimPiece, token_live: str) -> Tile:
+def _mask(*tests: str | None) -> str | None:
+    """The printed test of a load, None where it needs none."""
+    return " & ".join(test for test in tests if test) or None
+
+
+def _row_tile(letter: str, layout: Layout, piece: DimPiece, token_live: str | None) -> Tile:
     last = layout[-1]
     name, dims = f"{letter}_tile{piece.suffix}", f"{letter}_dims{piece.suffix}"
     if last.part == "inner" and is_power_of_two(last.factor) and last.factor <= piece.extent:
@@ -194,50 +199,47 @@ def _row_tile(letter: str, layout: Layout, piece: DimPiece, token_live: str) -> 
                 f"[{groups}, {width}]",
             ),
         ]
-        mask = f"{token_live}[:, None, None]"
         if piece.live:
             hoisted.append((f"{dims}_live", f"{group} < {piece.live} // {width}", f"[{groups}]"))
-            mask += f" & {dims}_live[None, :, None]"
         return Tile(
             name=name,
             suffix=piece.suffix,
             size=piece.size,
             hoisted=tuple(hoisted),
             address=f"{letter}_rows[:, None, None] + {dims}[None, :, :]",
-            mask=mask,
+            mask=_mask(token_live and f"{token_live}[:, None, None]", piece.live and f"{dims}_live[None, :, None]"),
             shape=f"[TILE, {groups}, {width}]",
             keys=f"tl.trans(tl.reshape({name}, [TILE, {piece.size}]))",
             values=f"tl.reshape({name}, [TILE, {piece.size}])",
         )
     hoisted, live = _flat_dims(letter, layout, piece)
-    mask = f"{token_live}[:, None]" + (f" & {live}[None, :]" if live else "")
     return Tile(
         name=name,
         suffix=piece.suffix,
         size=piece.size,
         hoisted=hoisted,
         address=f"{letter}_rows[:, None] + {dims}[None, :]",
-        mask=mask,
+        mask=_mask(token_live and f"{token_live}[:, None]", live and f"{live}[None, :]"),
         shape=f"[TILE, {piece.size}]",
         keys=f"tl.trans({name})",
         values=None,
     )
 
 
-def _chunk_tile(letter: str, layout: Layout, piece: DimPiece, token_live: str) -> Tile:
+def _chunk_tile(letter: str, layout: Layout, piece: DimPiece, token_live: str | None) -> Tile:
     name, dims = f"{letter}_tile{piece.suffix}", f"{letter}_dims{piece.suffix}"
     hoisted, live = _flat_dims(letter, layout, piece)
-    mask = "chunk_live[None, :, None]" + (f" & {live}[:, None, None]" if live else "")
+    flat = f"tl.reshape({name}, [{piece.size}, TILE])"
     return Tile(
         name=name,
         suffix=piece.suffix,
         size=piece.size,
         hoisted=hoisted,
         address=f"{letter}_rows[None, :, None] + {dims}[:, None, None] + in_chunk[None, None, :]",
-        mask=mask,
+        mask=_mask(token_live and "chunk_live[None, :, None]", live and f"{live}[:, None, None]"),
         shape=f"[{piece.size}, TILE // CHUNK, CHUNK]",
-        keys=f"tl.reshape({name}, [{piece.size}, TILE])",
-        values=f"tl.trans(tl.where({token_live}[None, :], tl.reshape({name}, [{piece.size}, TILE]), 0.0))",
+        keys=flat,
+        values=f"tl.trans(tl.where({token_live}[None, :], {flat}, 0.0))" if token_live else f"tl.trans({flat})",
     )
 
 

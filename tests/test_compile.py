@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 CHIPS = ("sm80", "sm90", "sm100", "gfx942", "gfx950")
-WORKLOADS = ("decode", "prefill")
+WORKLOADS = ("decode", "prefill", "chunked")
 NEWEST = not version("triton").startswith("3.6.")
 GOLDENS = [(stem, chip) for stem in WORKLOADS for chip in CHIPS]
 GOLDENS += [(spec.stem, chip) for spec in SPECS for chip in ("sm90", "gfx942") if NEWEST and spec.stem not in WORKLOADS]
@@ -178,6 +178,35 @@ def test_decode_spills_nothing(chip: str):
         numbers = kernel.launch.constants
         most = 16 if numbers.get("STAGES") == 1 else 8 if "STAGES" in numbers and numbers["HEAD_DIM_V"] == 256 else 0
         assert kernel.compiled.spill_bytes <= most, (kernel.launch.variant, kernel.compiled)
+
+
+CHUNKED = """
+attention base { query = packed  kv = paged(block = 16)  dtype = bf16  heads = 32 / 8  head_dim = 128  mask = causal }
+attention rows_64 from base { head_dim = 64 }
+attention rows_96 from base { head_dim = 96 }
+attention x_split_64 from rows_64 {
+    lse = true  k_cache = [block, kv_head, dim/8, slot, dim%8]  v_cache = [block, kv_head, dim, slot]
+}
+attention x_split_128 from x_split_64 { head_dim = 128 }
+attention shuffled_128 from x_split_128 { v_cache = [block, kv_head, slot/8, dim, slot%8] }
+attention expressions_128 from base {
+    param sinks[head] : fp32  mask = causal and q - kv < 128  score = softcap(score, 30)  sink = sinks[h]
+}
+"""
+
+
+@pytest.mark.skipif(not NEWEST, reason="layouts are compiled under the newest version")
+@pytest.mark.parametrize("chip", [pytest.param(chip, marks=() if chip in FAST else pytest.mark.slow) for chip in CHIPS])
+def test_packed_queries_over_pages_spill_nothing(tmp_path: Path, chip: str):
+    """In tiles of both heights, and keys and values are read in 16 bytes."""
+    spec = tmp_path / "chunked.attn"
+    spec.write_text(CHUNKED)
+    plan = plan_module(load_spec(read_source(spec)))
+    narrow = r"global_load_ushort" if chip.startswith("gfx") else r"ld\.global\S*\.b16"
+    for kernel in compile_module(plan, build(spec, tmp_path), architecture(chip)):
+        where = (kernel.launch.variant, kernel.compiled)
+        assert kernel.fits and kernel.within_plan and kernel.compiled.spill_bytes == 0, where
+        assert not re.search(narrow, kernel.compiled.code), where
 
 
 @pytest.mark.parametrize("chip", ["sm90", "gfx942"])

@@ -15,7 +15,16 @@ from dsl.explain import explain
 from dsl.load import load
 from dsl.pipeline import build, read_source
 from dsl.plan import ModulePlan, plan_module
-from dsl.plan.cost import auto_splits, case_title, cost, decode_programs, num_splits, prefill_programs, table_width
+from dsl.plan.cost import (
+    auto_splits,
+    case_title,
+    cost,
+    decode_programs,
+    num_splits,
+    paged_config,
+    prefill_programs,
+    table_width,
+)
 from dsl.source import Source
 from dsl.spec import Case, SpecFile
 from dsl.verify.inputs import make_inputs
@@ -104,6 +113,10 @@ def test_splits_and_grids_are_those_of_the_launcher(file: SpecFile, tmp_path: Pa
             assert table_width(block.spec, Case((1,), (keys,))) == width
             splits = num_splits(block, config.entries, seqs, width, processors)
             assert grid == (decode_programs(block, seqs), splits)
+        elif block.spec.family == "paged":
+            chosen = paged_config(block, config, 17 * seqs, seqs)
+            rows = 17 * seqs * block.spec.group
+            assert grid == (prefill_programs(chosen.entries, rows, seqs), block.spec.kv_heads)
         else:
             assert grid == (prefill_programs(config.entries, 17 * seqs, seqs), block.spec.heads)
 

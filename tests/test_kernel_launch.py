@@ -40,6 +40,7 @@ attention whole from decode { split = none  lse = false }
 attention whole_fp16 from whole { dtype = fp16 }
 dispatch either = [whole, whole_fp16]
 attention prefill { query = packed  kv = packed  dtype = bf16  heads = 2  head_dim = 72 }
+attention chunked { query = packed  kv = paged(block = 16)  dtype = bf16  heads = 4 / 2  head_dim = 16  mask = causal }
 """
 SPECS = {spec.name: spec for spec in load_spec(Source.from_text(TEXT, "attend.attn")).attentions}
 CASES = {
@@ -47,6 +48,7 @@ CASES = {
     "decode": Case((1, 1), (900, 40)),
     "whole": Case((1, 1), (20, 32)),
     "prefill": Case((70,), (3000,)),
+    "chunked": Case((1, 70), (40, 300)),
 }
 Arguments = dict[str, torch.Tensor]
 
@@ -113,7 +115,9 @@ def example(name: str, seed: int = 0) -> Arguments:
 # The same launches.
 
 
-@pytest.mark.parametrize(("name", "kernels"), [("ring", 2), ("decode", 2), ("whole", 1), ("prefill", 2)])
+@pytest.mark.parametrize(
+    ("name", "kernels"), [("ring", 2), ("decode", 2), ("whole", 1), ("prefill", 2), ("chunked", 1)]
+)
 def test_a_repeated_call_launches_what_triton_would(watched: Watched, name: str, kernels: int) -> None:
     first, second = example(name), example(name, seed=1)
     workspace, other = torch.empty(1 << 20), torch.empty(1 << 20)

@@ -27,8 +27,9 @@ FUNCTIONS = {
         "fp16_64_8",
     ),
     "prefill": ("bf16_16_72", "bf16_32_128", "bf16_4_72", "bf16_8_128"),
+    "chunked": ("llama3_8b_chunked", "llama3_70b_chunked"),
 }
-DISPATCHES = {"decode": "paged_attention_decode", "prefill": "attention_forward"}
+DISPATCHES = {"decode": "paged_attention_decode", "prefill": "attention_forward", "chunked": "llama3_chunked"}
 BLOCKS = [(stem, name) for stem, names in FUNCTIONS.items() for name in names]
 CASE = Case((3, 0, 5), (9, 4, 20))
 LSE = """

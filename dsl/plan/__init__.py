@@ -12,9 +12,9 @@ from typing import TypeVar
 
 from dsl.architecture import ARCHITECTURES, UNLISTED
 from dsl.diagnostics import SpecError
-from dsl.plan import decode, decode_hopper, prefill, prefill_hopper
+from dsl.plan import decode, decode_hopper, paged, prefill, prefill_hopper
 from dsl.plan.expressions import expressions
-from dsl.plan.launch import decode_launch, prefill_launch
+from dsl.plan.launch import decode_launch, paged_launch, prefill_launch
 from dsl.plan.merge import merge
 from dsl.plan.module import (
     BlockPlan,
@@ -35,10 +35,11 @@ from dsl.spec import Spec, SpecFile
 
 __all__ = ["BlockPlan", "ModulePlan", "plan_module"]
 
-_KERNELS: dict[str, ModuleType] = {"decode": decode, "prefill": prefill}
+_KERNELS: dict[str, ModuleType] = {"decode": decode, "prefill": prefill, "paged": paged}
 _TITLES = {
     "decode": "one query token per sequence over a paged cache",
     "prefill": "packed sequences, every query token sees its whole key sequence",
+    "paged": "packed query tokens over a paged cache",
 }
 Text = TypeVar("Text", KernelPlan, LaunchPlan)
 
@@ -80,6 +81,8 @@ def _launch(spec: Spec, shaping: Shaping, extra: ExpressionPlan, hopper: bool) -
     if spec.family == "decode":
         bounded = extra.most_keys is not None and spec.split.kind == "auto"
         return replace(decode_launch(spec, name, shaping, bounded, hopper), may_miss=may_miss)
+    if spec.family == "paged":
+        return replace(paged_launch(spec, name, shaping), may_miss=may_miss)
     return replace(prefill_launch(spec, name, shaping, hopper), may_miss=may_miss)
 
 
@@ -87,6 +90,8 @@ def _against_hopper(spec: Spec, targets: Sequence[str] | None) -> str | None:
     """Why a block has no Hopper kernel, None where it has."""
     if targets is not None and "hopper" not in targets:
         return "the build leaves the target out"
+    if spec.family == "paged":
+        return "no Hopper kernel takes packed queries over a paged cache"
     return {"decode": decode_hopper, "prefill": prefill_hopper}[spec.family].reason_against(spec)
 
 
@@ -111,9 +116,9 @@ def _plan_block(
         merging = merge(spec, "_merge_kernel")
         merging = replace(merging, kernel=_share(merging.kernel, kernels))
     hopper: HopperPlan | None = None
-    paged: DecodeHopperPlan | None = None
+    decode_plan: DecodeHopperPlan | None = None
     if no_hopper is None and spec.family == "decode":
-        paged = _share_all(decode_hopper.hopper(spec, "_decode_hopper_kernel"), kernels)
+        decode_plan = _share_all(decode_hopper.hopper(spec, "_decode_hopper_kernel"), kernels)
     if no_hopper is None and spec.family == "prefill":
         hopper = prefill_hopper.hopper(spec, f"_{spec.family}_hopper_kernel")
         hopper = replace(hopper, kernel=_share(hopper.kernel, kernels))
@@ -121,7 +126,9 @@ def _plan_block(
     configs, unfit = _fit(spec, family)
     place = (f"{source.stem}.attn", source.position(spec.spans["name"].start)[0])
     launch = _share(launch, launches)
-    return BlockPlan(spec, kernel, launch, merging, hopper, paged, no_hopper, extra, constants, configs, unfit, place)
+    return BlockPlan(
+        spec, kernel, launch, merging, hopper, decode_plan, no_hopper, extra, constants, configs, unfit, place
+    )
 
 
 def _share_all(plan: DecodeHopperPlan, kernels: list[KernelPlan]) -> DecodeHopperPlan:
@@ -162,5 +169,4 @@ def _fit(spec: Spec, family: ModuleType) -> tuple[dict[str, Config], dict[str, i
     unfit.pop(UNLISTED.name, None)
     smallest = default or min(chosen.values(), key=lambda config: config.shared_bytes)
     configs = {"default": smallest, **{name: config for name, config in chosen.items() if config != smallest}}
-    unaligned = family.unaligned_config(spec)
-    return (configs if unaligned is None else {**configs, "unaligned": unaligned}), unfit
+    return {**configs, **family.named_configs(spec)}, unfit

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsl.plan.launch import DecodeLaunch
-from dsl.plan.module import BlockPlan, DecodeHopperPlan
+from dsl.plan.module import BlockPlan, Config, DecodeHopperPlan
 from dsl.spec import ITEMSIZE, Case, Spec
 
 INDEX_BYTES = 4
@@ -167,6 +167,12 @@ def decode_share(plan: DecodeHopperPlan, items: int, capacity: int, processors: 
 def decode_programs(block: BlockPlan, seqs: int) -> int:
     """Programs of one split: one for each sequence and each tile of query heads that share a KV head."""
     return seqs * block.spec.kv_heads * int(block.constants["HEAD_TILES"])
+
+
+def paged_config(block: BlockPlan, config: Config, q_tokens: int, seqs: int) -> Config:
+    """The tiles that the generated launcher chooses for packed queries over a paged cache: low ones for few tokens."""
+    low = block.configs["low"]
+    return low if q_tokens * block.spec.group <= seqs * low.constants["BLOCK_Q"] else config
 
 
 def prefill_programs(config: Mapping[str, Any], q_tokens: int, seqs: int) -> int:

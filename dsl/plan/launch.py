@@ -186,6 +186,29 @@ class PrefillLaunch(LaunchPlan):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class PagedLaunch(LaunchPlan):
+    shapes: tuple[TensorShape, ...]
+    strides: tuple[Stride, ...]
+    logical: tuple[Logical, ...]
+    in_page: str
+    pages: str
+    key: tuple[str, ...]
+    q_axis: int
+    out_shape: str
+
+    @property
+    def documentation(self) -> tuple[str, ...]:
+        return (
+            *(f"{shape.argument}: {shape.axes}" for shape in self.shapes),
+            "cu_seqlens_q: [seq + 1], where the query tokens of sequences begin; rows of no sequence become zeros",
+            "block_tables: [seq, page], the page of each run of keys; entries past a length may hold anything",
+            "seq_lens: [seq], keys of a sequence, its new tokens' among them; clamped to a row of block_tables",
+            *(param.documentation for param in self.params),
+            *_result_documentation(self.lse, "q_token"),
+        )
+
+
 def _result_documentation(lse: bool, tokens: str) -> tuple[str, ...]:
     lines = _RESULT_DOCUMENTATION
     if not lse:
@@ -360,5 +383,44 @@ def prefill_launch(spec: Spec, name: str, shaping: Shaping, hopper: bool) -> Pre
             q_token=f"q.size({q.index(Axis('q_token'))})",
             kv_token=f"k.size({k.index(Axis('kv_token'))})",
         ),
+        has_expressions=has_expressions(spec),
+    )
+
+
+def paged_launch(spec: Spec, name: str, shaping: Shaping) -> PagedLaunch:
+    q, k, v, out = spec.q_layout, spec.k_layout, spec.v_layout, spec.out_layout
+    q_axes, cache = ("q_token", "head", "dim"), ("block", "slot", "kv_head", "dim")
+    q_axis = q.index(Axis("q_token"))
+    return PagedLaunch(
+        name=name,
+        family="paged",
+        template="parts/launch_paged.py.jinja",
+        arguments=spec.arguments,
+        lse=spec.lse,
+        shapes=(
+            _shape("q", q, "block.head_dim_qk"),
+            _shape("k_cache", k, "block.head_dim_qk"),
+            _shape("v_cache", v, "block.head_dim_v"),
+        ),
+        strides=_strides(("q", "q", q), ("out", "out", out), ("k", "k_cache", k), ("v", "v_cache", v)),
+        logical=(
+            _logical("queries", "q", q, q_axes, ""),
+            _logical("results", "out", out, q_axes, ""),
+            _logical("keys", "k_cache", k, cache, "block.head_dim_qk"),
+            _logical("values", "v_cache", v, cache, "block.head_dim_v"),
+        ),
+        in_page=f"{_in_page('k_cache', k)}, {_in_page('v_cache', v)}",
+        pages=f"{_size('k_cache', k, 'block')}, {_size('v_cache', v, 'block')}",
+        key=(
+            "q.dtype",
+            _size("q", q, "head"),
+            _size("k_cache", k, "kv_head"),
+            _size("q", q, "dim"),
+            _size("v_cache", v, "dim"),
+            _size("k_cache", k, "slot"),
+        ),
+        q_axis=q_axis,
+        out_shape=_result_shape("q", q, out),
+        params=_params(spec, shaping, seq="seqs", q_token=f"q.size({q_axis})", kv_token="None"),
         has_expressions=has_expressions(spec),
     )

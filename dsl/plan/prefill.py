@@ -242,15 +242,15 @@ def configs(spec: Spec, architecture: Architecture) -> tuple[Config, ...]:
     )
 
 
-def unaligned_config(spec: Spec) -> Config | None:
+def named_configs(spec: Spec) -> Mapping[str, Config]:
     """The tiles for tensors that cannot be read in 16-byte loads.
 
     Such loads are not pipelined, and outside of a pipelined loop ptxas gets the descriptors of narrow wgmma operands
     wrong. 32 query rows are too few for a wgmma.
     """
-    for block_q, block_kv in ((32, 32), (16, 16)):
-        constants = tiles(block_q, block_kv)
-        config = Config(constants, 4, 1, shared_bytes(spec, constants, 1, UNLISTED))
-        if config.shared_bytes <= UNLISTED.shared_bytes:
-            return config
-    return config
+    candidates = [
+        Config(constants, 4, 1, shared_bytes(spec, constants, 1, UNLISTED))
+        for constants in (tiles(32, 32), tiles(16, 16))
+    ]
+    fitting = [config for config in candidates if config.shared_bytes <= UNLISTED.shared_bytes]
+    return {"unaligned": (fitting or candidates[-1:])[0]}

@@ -19,8 +19,6 @@ def refusals(spec: Spec) -> Iterator[Diagnostic]:
         base = ((spec.inherited[field], "inherited from here"),) if field in spec.inherited else ()
         return Diagnostic(code, spec.spans[field], message, help, base)
 
-    if spec.family == "paged":
-        yield refuse("ATTN501", "kv", "no kernel runs packed queries over a paged cache yet", "use `query = single`")
     if spec.family == "dense":
         yield refuse("ATTN501", "kv", "no kernel runs batched queries yet", "use `query = packed` and `kv = packed`")
     if spec.kv_scale_axes is not None:
@@ -29,10 +27,9 @@ def refusals(spec: Spec) -> Iterator[Diagnostic]:
         yield refuse("ATTN506", "kv_dtype", "no kernel mixes two dtypes yet", f"use `kv_dtype = {spec.dtype}`")
     if spec.shared_kv:
         yield refuse("ATTN507", "v_cache", "no kernel reads values from the rows of k_cache yet")
-    if spec.family == "prefill" and spec.split.kind == "fixed":
-        yield refuse(
-            "ATTN508", "split", "the packed kernel does not split keys", "use `split = auto` or `split = none`"
-        )
+    if spec.query == "packed" and spec.split.kind == "fixed":
+        message = "the kernel of packed queries does not split keys"
+        yield refuse("ATTN508", "split", message, "use `split = auto` or `split = none`")
     for field, layout in (("q", spec.q_layout), ("out", spec.out_layout)):
         if layout[-1] != Axis("dim"):
             yield refuse("ATTN509", field, f"no kernel reads {field} with a last axis other than dim yet")

@@ -203,7 +203,7 @@ def alternatives(spec: Spec, around: Surroundings) -> Alternatives:
 def bounds_tell(spec: Spec, around: Surroundings) -> bool:
     """Whether the bounds of rows alone tell which keys some row of a tile sees."""
     found = alternatives(spec, around)
-    return spec.family == "prefill" and bool(found) and all(leaves_no_hole(each, around.ranges) for each in found)
+    return spec.query == "packed" and bool(found) and all(leaves_no_hole(each, around.ranges) for each in found)
 
 
 def pair_bytes(spec: Spec, around: Surroundings) -> int:
