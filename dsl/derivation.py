@@ -19,6 +19,9 @@ def derivation(block: BlockPlan, block_q: int, block_kv: int, q_len: int, kv_len
     if not found:
         yield "no row sees a key, and no tile is visited"
         return
+    if not shaping.masked:
+        yield "every key of the sequence: the one query is the last token, and the mask is left out"
+        return
     yield f"a row sees {' and '.join(map(_range, found))}{_most(block)}"
     yield from _rule(block.spec, found, block_q, block_kv)
     if _is_known(found):

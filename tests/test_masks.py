@@ -332,6 +332,31 @@ def test_the_hopper_kernel_says_what_it_does_not_know() -> None:
         assert not plan.has_hopper
 
 
+@pytest.mark.parametrize(
+    ("mask", "hides"),
+    [
+        ("causal", False),
+        ("q - kv < 128", True),
+        ("causal and kv >= 0", False),
+        ("kv < q", True),
+        ("kv <= q + 3 or kv == 7", False),
+        ("causal and q // 8 == kv // 8", True),
+        ("kv < prefix or causal", True),
+        ("causal and prefix > 0", True),
+    ],
+)
+def test_a_mask_that_hides_nothing_of_a_decode_is_left_out(mask: str, hides: bool) -> None:
+    """Judged by the bounds of the mask; `kv < prefix or causal` hides nothing either, which they do not tell."""
+    fields = "query = single kv = paged(block = 16) dtype = bf16 heads = 4 / 2 head_dim = 64"
+    text = f"attention a {{ {fields} param prefix : int32 mask = {mask} }}"
+    (block,) = plan_module(load_spec(Source.from_text(text, "a.attn"))).blocks
+    assert block.spec.has_mask and block.kernel.shaping.masked == hides  # type: ignore[attr-defined]
+    without = text.replace("param prefix : int32", "")
+    if "prefix" not in mask:
+        (block,) = plan_module(load_spec(Source.from_text(without, "a.attn"))).blocks
+        assert (block.decode_hopper is None) == hides and ("mask" in (block.no_hopper or "")) == hides
+
+
 # Pictures.
 
 

@@ -162,6 +162,13 @@ def test_other_attention_is_not_compared(fields: str, said: str):
     assert row.peers["fake"] == Beside("LEFT_OUT", problem="takes bf16 and fp16, not fp32")
 
 
+def test_a_mask_that_hides_nothing_is_compared():
+    fields = "query = single  kv = paged(block = 16)  dtype = bf16  heads = 2  head_dim = 64"
+    text = f"attention small {{ {fields}  mask = %s }}"
+    assert reason_against(file_of(text % "causal").attentions[0]) is None
+    assert reason_against(file_of(text % "q - kv < 9").attentions[0]) is not None
+
+
 # Each peer, called as its library is called.
 
 

@@ -124,6 +124,15 @@ def leaves_no_hole(found: KeyRange, ranges: Ranges) -> bool:
     return all(low is not None and up is not None and low.high <= up.low for low, up in product(behind, ahead))
 
 
+def reaches_row(found: Alternatives, ranges: Ranges) -> bool:
+    """Whether each row sees every key from the first to the one at its own position, at least."""
+    for each in found:
+        ends = [_from_row(bound, ranges) for bound in each.uppers]
+        if _is_left_open(each) and all(end is not None and end.low >= 0 for end in ends):
+            return True
+    return False
+
+
 def _varies(bound: Expression) -> bool:
     """Whether a value differs between the rows of a sequence."""
     return any(name in ("q", "q_token") for name in names_of(bound))

@@ -29,11 +29,11 @@ from dsl.plan.module import (
     ModulePlan,
 )
 from dsl.plan.refuse import refusals, target_refusals
-from dsl.plan.shaping import Shaping, has_expressions
+from dsl.plan.shaping import Shaping, has_expressions, without_idle_mask
 from dsl.source import Source
 from dsl.spec import Spec, SpecFile
 
-__all__ = ["BlockPlan", "ModulePlan", "plan_module"]
+__all__ = ["BlockPlan", "ModulePlan", "computed", "plan_module"]
 
 _KERNELS: dict[str, ModuleType] = {"decode": decode, "prefill": prefill, "paged": paged}
 _TITLES = {
@@ -54,16 +54,23 @@ def plan_module(file: SpecFile, targets: Sequence[str] | None = None) -> ModuleP
         raise SpecError(file.source, found)
     kernels: list[KernelPlan] = []
     launches: list[LaunchPlan] = []
-    against = {spec.name: _against_hopper(spec, targets) for spec in file.attentions}
+    specs = {spec.name: computed(spec) for spec in file.attentions}
+    against = {name: _against_hopper(spec, targets) for name, spec in specs.items()}
     hopper = {spec.family for spec in file.attentions if against[spec.name] is None}
     blocks: dict[str, BlockPlan] = {}
     for spec in file.attentions:
-        blocks[spec.name] = _plan_block(spec, file.source, against[spec.name], spec.family in hopper, kernels, launches)
+        plan = _plan_block(specs[spec.name], file.source, against[spec.name], spec.family in hopper, kernels, launches)
+        blocks[spec.name] = replace(plan, spec=spec)
     functions = [FunctionPlan(name, (block,), None, _title((block,))) for name, block in blocks.items()]
     for dispatch in file.dispatches:
         members = tuple(blocks[name] for name in dispatch.blocks)
         functions.append(FunctionPlan(dispatch.name, members, f"_{dispatch.name}_blocks", _title(members)))
     return ModulePlan(file, file.source.stem, tuple(kernels), tuple(launches), tuple(blocks.values()), tuple(functions))
+
+
+def computed(spec: Spec) -> Spec:
+    """A block as its kernels compute it: without a mask that hides nothing."""
+    return without_idle_mask(spec, _KERNELS[spec.family].surroundings(spec))
 
 
 def _title(blocks: tuple[BlockPlan, ...]) -> str:

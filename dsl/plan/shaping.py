@@ -7,13 +7,13 @@ those ahead of the loops over keys, and those of a step, with and without the ma
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
 from dsl.expr.intervals import Ranges
 from dsl.expr.statements import KEYS, ROWS, SCALAR, Axes, Computed, Scope, Value
 from dsl.expr.to_triton import BOTH, TensorParam, Triton, placed
-from dsl.expr.tree import Expression, Index, Name
+from dsl.expr.tree import Constant, Expression, Index, Name
 from dsl.expr.types import param_type
 from dsl.expr.visible import (
     EVERY_KEY,
@@ -24,6 +24,7 @@ from dsl.expr.visible import (
     hull,
     leaves_no_hole,
     parts_of,
+    reaches_row,
     visible_ranges,
 )
 from dsl.plan.module import Argument
@@ -204,6 +205,13 @@ def bounds_tell(spec: Spec, around: Surroundings) -> bool:
     """Whether the bounds of rows alone tell which keys some row of a tile sees."""
     found = alternatives(spec, around)
     return spec.query == "packed" and bool(found) and all(leaves_no_hole(each, around.ranges) for each in found)
+
+
+def without_idle_mask(spec: Spec, around: Surroundings) -> Spec:
+    """The block as it is computed: a decode's one query is the last token, and a causal mask hides no key from it."""
+    if spec.query == "single" and spec.has_mask and reaches_row(alternatives(spec, around), around.ranges):
+        return replace(spec, mask=Constant(True, "bool"))
+    return spec
 
 
 def pair_bytes(spec: Spec, around: Surroundings) -> int:

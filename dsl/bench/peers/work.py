@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from dsl.plan import computed
 from dsl.spec import Axis, Case, Family, Layout, Spec
 from dsl.verify.inputs import Inputs
 from dsl.verify.layouts import to_logical
@@ -102,6 +103,6 @@ def reason_against(spec: Spec) -> str | None:
         return f"takes keys and values of the query's dtype, not {spec.kv_dtype}"
     if spec.shared_kv:
         return "takes values of their own, not the rows of the keys"
-    if spec.has_mask or spec.has_score or spec.sink is not None:
+    if computed(spec).has_mask or spec.has_score or spec.sink is not None:
         return "computes plain attention, without this block's mask, score or sink"
     return None
